@@ -36,6 +36,7 @@ from server.app import create_app
 from server.config import ServerConfig
 from server.context import Context
 from server.conversation.rendering import Conversation
+from server.conversation.template import RenderedPrompt
 from server.engine_metrics import NO_STATS
 from server.text.tokenizer import load_tokenizer
 
@@ -168,7 +169,10 @@ async def measure() -> None:
     chat = orjson.dumps({"messages": messages, **shared})
     completion = orjson.dumps({"prompt": ids, **shared})
 
-    known = patch.object(template, "_encode", lambda *_: prompt)
+    async def known_prompt(*_: object, **__: object) -> RenderedPrompt:
+        return prompt
+
+    known = patch.object(template, "encode", known_prompt)
     thread = patch.object(template._thread, "run", on_the_loop)
     whole = partial(call, app, "/v1/chat/completions", chat)
     kinds: dict[str, tuple[Callable[[], Awaitable[object]], tuple[Any, ...]]] = {

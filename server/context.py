@@ -118,7 +118,13 @@ def _template(
     about = tokenizer.description
     source = config.chat_template or about.get("chat_template")
     ends = {tokenizer.texts[i] for i in info.eos_token_ids}
-    return ChatTemplate(source, about.get("special_tokens_map") or {}, large, ends=ends)
+    return ChatTemplate(
+        source,
+        about.get("special_tokens_map") or {},
+        large,
+        ends=ends,
+        trusts_requests=config.trust_request_chat_template,
+    )
 
 
 def context_of(request: Request) -> Context:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.request import ThinkingBudget
 from server.conversation.forced_calls import calls_grammar
-from server.conversation.parsing.reader import ReplyParsing, ThoughtIds
+from server.conversation.parsing.reader import ReplyParsing
 from server.conversation.served import ServedChatModel
 from server.conversation.spec import ConversationSpec
 from server.structured.spec import NO_CONSTRAINTS, Constraints
@@ -26,7 +26,22 @@ async def reply_constraints(
         return NO_CONSTRAINTS  # most conversations
     thoughts = None if parsing is None else parsing.thoughts
     calls = await calls_grammar(spec, served.parsers.tool_format(source), served.grammars)
-    budget = _budget(spec, source, thoughts, served)
+    budget = None
+    if spec.thinking_budget is not None:
+        if served.parsers.reasoning_format(source) is None:
+            raise spec.names.refuse(
+                "thinking_budget",
+                "needs a model whose thoughts are known by their markers, which the chat template "
+                "does not show: start the server with --reasoning-parser",
+            )
+        served.grammars.check_served(spec.names["thinking_budget"])
+        if thoughts is not None:  # else nothing is generated
+            budget = ThinkingBudget(
+                num_tokens=spec.thinking_budget,
+                begin=thoughts.begin,
+                end=thoughts.end,
+                are_open=thoughts.are_open,
+            )
     waits = thoughts is not None and thoughts.may_come
     ignored: list[str] = []
     if calls is not None:
@@ -40,26 +55,4 @@ async def reply_constraints(
         after=thoughts.answer if thoughts and waits else (),
         unless_opened=thoughts.begin if thoughts and waits and thoughts.may_be_skipped else (),
         budget=budget,
-    )
-
-
-def _budget(
-    spec: ConversationSpec, source: str, thoughts: ThoughtIds | None, served: ServedChatModel
-) -> ThinkingBudget | None:
-    if spec.thinking_budget is None:
-        return None
-    if served.parsers.reasoning_format(source) is None:
-        raise spec.names.refuse(
-            "thinking_budget",
-            "needs a model whose thoughts are known by their markers, which the chat template does "
-            "not show: start the server with --reasoning-parser",
-        )
-    served.grammars.check_served(spec.names["thinking_budget"])
-    if thoughts is None:
-        return None  # nothing is generated
-    return ThinkingBudget(
-        num_tokens=spec.thinking_budget,
-        begin=thoughts.begin,
-        end=thoughts.end,
-        are_open=thoughts.are_open,
     )

@@ -76,18 +76,14 @@ async def calls_grammar(
     found = GrammarSpec("structural_tag", None, param)
     if answer is not None:
         found = replace(found, whitespace=answer.whitespace)
-        grammar = _calls_or(syntax, tags, once, await _answer(answer, grammars, writer.ignored))
+        checked = await grammars.check(answer)
+        writer.ignored += checked.ignored
+        schema = answer.value if checked.reduced is None else checked.reduced
+        json: Tag = {"type": "json_schema", "json_schema": schema}
+        grammar = _calls_or(syntax, tags, once, json)
     else:
         grammar = _forced(syntax, tags, once) if is_forced else _free(syntax, tags, once)
     return CallsGrammar(replace(found, value=grammar), writer.ignored, syntax.messages is not None)
-
-
-async def _answer(spec: GrammarSpec, grammars: GrammarChecker, ignored: list[str]) -> Tag:
-    """JSON of a response format; what it says that cannot be kept to is noted in `ignored`."""
-    checked = await grammars.check(spec)
-    ignored += checked.ignored
-    schema = spec.value if checked.reduced is None else checked.reduced
-    return {"type": "json_schema", "json_schema": schema}
 
 
 def _forced(syntax: CallSyntax, tags: list[Tag], once: bool) -> Tag:

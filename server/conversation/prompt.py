@@ -12,19 +12,13 @@ from engine.arrays import Int32Array
 from server.conversation.constraints import reply_constraints
 from server.conversation.messages import known_roles
 from server.conversation.parsing.reader import ReplyParsing
+from server.conversation.parsing.recognise import knows_tools
+from server.conversation.parsing.values import argument_types
 from server.conversation.rendering import Conversation
 from server.conversation.served import ServedChatModel
 from server.conversation.spec import ConversationSpec, ToolSpec
-from server.conversation.template import RESERVED_KWARGS, RenderedPrompt
-from server.conversation.tools import (
-    check_choice,
-    check_format,
-    check_known,
-    shown_tools,
-    template_tools,
-    tool_types,
-)
-from server.errors import bad_request
+from server.conversation.template import RenderedPrompt, check_variables
+from server.conversation.tools import check_shown, check_tools
 from server.schema.checks import check_model
 from server.structured.spec import Constraints
 
@@ -55,8 +49,9 @@ class ConversationPrompt(msgspec.Struct, frozen=True):
 
 
 class _Rendered(NamedTuple):
-    """A prompt, the template that made it, and the tools that it shows."""
+    """A prompt, the checked name of the model, the template, and the tools that it shows."""
 
+    model: str
     source: str
     tools: Sequence[ToolSpec]
     prompt: RenderedPrompt
@@ -66,15 +61,14 @@ async def conversation_prompt(
     spec: ConversationSpec, served: ServedChatModel
 ) -> ConversationPrompt:
     """Make a conversation ready to be continued; raises `ApiError` for what cannot be served."""
-    model = check_model(spec.model, served.config, served.engine.state)
-    source, tools, prompt = await _render_for_reply(spec, served, served.info.max_model_len)
+    model, source, tools, prompt = await _rendered(spec, served, served.info.max_model_len)
     parsing = None
     if spec.generates:
         continued = spec.messages[-1].get("content", "") if spec.template.continues else ""
         find_parsing = partial(
             served.parsers.parsing,
             source,
-            tool_types(tools) if tools else None,
+            {tool.name: argument_types(tool.parameters) for tool in tools} or None,
             prompt.end,
             continued=continued,
             shows_special=spec.shows_special,
@@ -91,71 +85,55 @@ async def conversation_prompt(
 
 async def count_tokens(spec: ConversationSpec, served: ServedChatModel) -> int:
     """The number of tokens of a conversation's prompt, however many; raises `ApiError`."""
-    check_model(spec.model, served.config, served.engine.state)
-    return len((await _render_for_reply(spec, served)).prompt.token_ids)
-
-
-async def _render_for_reply(
-    spec: ConversationSpec, served: ServedChatModel, max_model_len: int | None = None
-) -> _Rendered:
-    """Render a conversation whose replies can be read.
-
-    Args:
-        max_model_len: as for `ChatTemplate.encode`.
-    """
-    excludes = served.config.exclude_tools_when_none
-    asks = bool(spec.tools) and not (excludes and spec.tool_choice == "none")
-    source = _source(spec, served, with_tools=asks)
-    await served.parsers.learn(source, served.template.formats)
-    check_choice(spec)
-    check_format(spec.callable_tools, source, served.parsers)
-    tools = shown_tools(spec, source, served.parsers, excludes=excludes)
-    return _Rendered(source, tools, await _encode(spec, source, tools, served, max_model_len))
+    return len((await _rendered(spec, served)).prompt.token_ids)
 
 
 async def render_tokens(spec: ConversationSpec, served: ServedChatModel) -> Int32Array:
     """The ids of a conversation's prompt, int32 [prompt_len], where no reply is asked for."""
-    check_model(spec.model, served.config, served.engine.state)
-    source = _source(spec, served, with_tools=bool(spec.tools))
-    check_known(spec.tools, source)
-    return (await _encode(spec, source, spec.tools, served)).token_ids
+    return (await _rendered(spec, served, is_answered=False)).prompt.token_ids
 
 
-def _source(spec: ConversationSpec, served: ServedChatModel, *, with_tools: bool) -> str:
-    """The template that a conversation is rendered by; raises `ApiError`."""
-    own, template = spec.template.source, served.template
-    trusts = served.config.trust_request_chat_template
-    if own is not None and not template.names(own) and not trusts:
-        raise bad_request(
-            "chat_template",
-            "chat_template must name a template of the model: templates of requests need "
-            "--trust-request-chat-template",
-        )
-    return template.source(with_tools=with_tools, own=own, param=spec.names["messages"])
-
-
-async def _encode(
+async def _rendered(
     spec: ConversationSpec,
-    source: str,
-    tools: Sequence[ToolSpec],
     served: ServedChatModel,
     max_model_len: int | None = None,
-) -> RenderedPrompt:
-    options = spec.template
-    if reserved := sorted(RESERVED_KWARGS & options.variables.keys()):
-        raise bad_request(
-            "chat_template_kwargs", f"chat_template_kwargs may not set {', '.join(reserved)}"
-        )
+    *,
+    is_answered: bool = True,
+) -> _Rendered:
+    """Render a conversation; raises `ApiError`.
+
+    Tools that may not be called are shown too: a conversation whose tools come and go loses its
+    prefix in the cache, since they come in front of it. So with `tool_choice` "none" the prompt is
+    what it is without.
+
+    Args:
+        max_model_len: as for `ChatTemplate.encode`.
+        is_answered: there will be replies, which must be readable.
+    """
+    model = check_model(spec.model, served.config, served.engine.state)
+    options, parsers, tools = spec.template, served.parsers, spec.tools
+    excludes = served.config.exclude_tools_when_none and spec.tool_choice == "none"
+    with_tools, param = bool(tools) and not (excludes and is_answered), spec.names["messages"]
+    source = served.template.source(with_tools=with_tools, own=options.source, param=param)
+    check_variables(options.variables)
+    if is_answered:
+        await parsers.learn(source, served.template.formats)
+        check_tools(spec, source, parsers)
+        tools = spec.callable_tools if spec.allowed is None else spec.tools
+        if not (tools or excludes) and knows_tools(source) and parsers.tool_format(source):
+            tools = spec.tools
+    elif tools:
+        check_shown(source)
     conversation = Conversation(
         messages=known_roles(spec.messages, source),
-        param=spec.names["messages"],
-        tools=template_tools(tools),
+        param=param,
+        tools=[tool.for_template for tool in tools] or None,
         documents=options.documents,
         add_generation_prompt=options.add_generation_prompt,
         continue_final_message=options.continues,
         variables=options.variables,
     )
-    return await served.template.encode(
+    prompt = await served.template.encode(
         source,
         conversation,
         served.tokenizer,
@@ -163,3 +141,4 @@ async def _encode(
         truncation=spec.truncation,
         max_model_len=max_model_len,
     )
+    return _Rendered(model, source, tools, prompt)

@@ -49,6 +49,16 @@ class ToolSpec(msgspec.Struct, frozen=True):
     schema_place: str
     input_grammar: InputGrammar | None = None
 
+    @property
+    def for_template(self) -> Mapping[str, Any]:
+        """The tool as templates take it."""
+        function: dict[str, Any] = {"name": self.name}
+        if self.description is not None:
+            function["description"] = self.description
+        # Many templates read it of every tool.
+        function["parameters"] = self.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function}
+
 
 def function_tool(function: ToolFunction, place: str) -> ToolSpec:
     """A tool in OpenAI's words, whose fields are at `place` in the body."""

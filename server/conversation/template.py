@@ -18,6 +18,7 @@ from server.conversation.parsing.learning.learn import Formats, formats_by_name
 from server.conversation.rendering import (
     MAX_CHARS,
     Conversation,
+    Message,
     Rendering,
     is_large,
     learn_formats,
@@ -88,6 +89,7 @@ class ChatTemplate:
         special_tokens: the tokenizer's `special_tokens_map`, which templates may use by name.
         large: where large conversations are rendered; its processes are made ready for that.
         ends: texts of the tokens that end a reply.
+        trusts_requests: requests may bring templates of their own.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class ChatTemplate:
         large: ProcessPool,
         *,
         ends: Collection[str] = (),
+        trusts_requests: bool = False,
         timeout_s: float = TIMEOUT_S,
         max_chars: int = MAX_CHARS,
     ) -> None:
@@ -104,6 +107,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._large = large
         self._ends = frozenset(ends)
+        self._trusts_requests = trusts_requests
         self._with_text_arguments: set[int] = set()  # hashes of templates
         self._timeout_s = timeout_s
         self._max_chars = max_chars
@@ -116,7 +120,7 @@ class ChatTemplate:
         )
 
     def source(self, *, with_tools: bool, own: str | None = None, param: str = "messages") -> str:
-        """The template a conversation is rendered by; raises `ApiError` where there is none.
+        """The template a conversation is rendered by; raises `ApiError` for none, or a stranger's.
 
         Args:
             with_tools: of several templates, prefer the one named `tool_use`.
@@ -125,6 +129,12 @@ class ChatTemplate:
         """
         several = self._source if isinstance(self._source, Mapping) else {}
         if own is not None:
+            if own not in several and not self._trusts_requests:
+                raise bad_request(
+                    "chat_template",
+                    "chat_template must name a template of the model: templates of requests need "
+                    "--trust-request-chat-template",
+                )
             return several.get(own, own)
         if isinstance(self._source, str):
             return self._source
@@ -147,18 +157,14 @@ class ChatTemplate:
         several = self._source if isinstance(self._source, Mapping) else {"": self._source}
         return [source for source in several.values() if source is not None]
 
-    def names(self, name: str) -> bool:
-        """Whether this is the name of one of the model's templates."""
-        return isinstance(self._source, Mapping) and name in self._source
-
     async def formats(self, source: str) -> Formats:
         """How a model with this template writes calls and thoughts.
 
         Templates that cannot be tried are looked at alone. What the template takes for the
         arguments of calls is noted for its next renderings.
         """
-        rendering = self._rendering(source, Conversation([]))
-        run = self._thread.run if self._is_known(source) else self._strangers.run
+        rendering, pool = self._planned(source, Conversation([]))
+        run = self._thread.run if pool is None else pool.run
         try:
             found = await self._bounded(run(self._timeout_s, learn_formats, rendering, self._ends))
         except ApiError as error:
@@ -186,43 +192,55 @@ class ChatTemplate:
             max_model_len: a text that surely has more tokens is refused without counting them; None
                 to count those of any.
         """
-        rendering = self._rendering(source, conversation)
-        token_ids: Int32Array | None
-        if truncation is not None:
-            text = await self.text(source, conversation)
-            token_ids = await asyncio.to_thread(_cut_ids, text, tokenizer, truncation)
-        elif (pool := self._pool(rendering)) is None:
-            call = self._thread.run(self._timeout_s, _encode, rendering, tokenizer, runs)
+
+        def ids_of(text: str) -> Int32Array:
+            if truncation is None:
+                return replayed_ids(text, tokenizer, runs)
+            most, side = truncation.max_tokens, truncation.side
+            cut = tokenizer.encode(
+                text, add_special_tokens=False, max_tokens=most, truncation_side=side
+            )
+            return np.array(cut, dtype=np.int32)
+
+        def encoded(rendering: Rendering) -> tuple[str, Int32Array | None]:
+            text = render(rendering)
+            return text, ids_of(text) if len(text) <= LONG_CHARS else None
+
+        token_ids: Int32Array | None = None
+        rendering, pool = self._planned(source, conversation)
+        if pool is None:
+            call = self._thread.run(self._timeout_s, encoded, rendering)
             text, token_ids = await self._bounded(call, conversation.param)
         else:
             call_apart = pool.run(self._timeout_s, render, rendering)
-            text, token_ids = await self._bounded(call_apart, conversation.param), None
-        _check_roles(conversation, text)
+            text = await self._bounded(call_apart, conversation.param)
+        _check_roles(conversation.messages, text, conversation.param)
         if token_ids is None:
-            if max_model_len is not None and (least := tokenizer.min_tokens(text)) > max_model_len:
-                raise too_long(conversation.param, f"at least {least}", max_model_len)
-            token_ids = await asyncio.to_thread(replayed_ids, text, tokenizer, runs)
+            limit = max_model_len if truncation is None else None
+            if limit is not None and (least := tokenizer.min_tokens(text)) > limit:
+                raise too_long(conversation.param, f"at least {least}", limit)
+            token_ids = await asyncio.to_thread(ids_of, text)
         if not len(token_ids):
             raise bad_request(conversation.param, "the chat template gave an empty prompt")
         return RenderedPrompt(token_ids, text[-END_CHARS:], len(text))
 
     async def text(self, source: str, conversation: Conversation) -> str:
         """The prompt's text; raises `ApiError` for what the template refuses."""
-        rendering = self._rendering(source, conversation)
-        run = self._thread.run if (pool := self._pool(rendering)) is None else pool.run
+        rendering, pool = self._planned(source, conversation)
+        run = self._thread.run if pool is None else pool.run
         return await self._bounded(run(self._timeout_s, render, rendering), conversation.param)
 
-    def _rendering(self, source: str, conversation: Conversation) -> Rendering:
-        takes_text = hash(source) in self._with_text_arguments
-        return Rendering(source, conversation, self._special_tokens, self._max_chars, takes_text)
-
-    def _pool(self, rendering: Rendering) -> ProcessPool | None:
-        """Where to render; None for the thread, which has most conversations done sooner."""
-        if not self._is_known(rendering.template):
-            return self._strangers
-        about = rendering.conversation
+    def _planned(
+        self, source: str, conversation: Conversation
+    ) -> tuple[Rendering, ProcessPool | None]:
+        """What is to be rendered, and where: None for the thread, which has most done sooner."""
+        takes_text, about = hash(source) in self._with_text_arguments, conversation
+        special, max_chars = self._special_tokens, self._max_chars
+        rendering = Rendering(source, conversation, special, max_chars, takes_text)
+        if not self._is_known(source):
+            return rendering, self._strangers
         given = [about.messages, about.tools, about.documents, about.variables]
-        return self._large if is_large(given, LARGE) else None
+        return rendering, self._large if is_large(given, LARGE) else None
 
     def _is_known(self, template: str) -> bool:
         if isinstance(self._source, Mapping):
@@ -244,31 +262,19 @@ class ChatTemplate:
         self._strangers.close()
 
 
-def _cut_ids(text: str, tokenizer: Tokenizer, truncation: Truncation) -> Int32Array:
-    """The ids of a prompt, cut; int32 [prompt_len]."""
-    token_ids = tokenizer.encode(
-        text,
-        add_special_tokens=False,
-        max_tokens=truncation.max_tokens,
-        truncation_side=truncation.side,
-    )
-    return np.array(token_ids, dtype=np.int32)
+def check_variables(variables: Mapping[str, Any]) -> None:
+    """Raise a 400 for `chat_template_kwargs` that the request has fields for."""
+    if reserved := sorted(RESERVED_KWARGS & variables.keys()):
+        words = f"chat_template_kwargs may not set {', '.join(reserved)}"
+        raise bad_request("chat_template_kwargs", words)
 
 
-def _check_roles(conversation: Conversation, text: str) -> None:
-    """Raise a 400 for a message of a role of its own that the template leaves out."""
-    for i, message in enumerate(conversation.messages):
+def _check_roles(messages: Sequence[Message], text: str, param: str) -> None:
+    """Raise a 400 for a message of a role of its own that the template leaves out of the text."""
+    for i, message in enumerate(messages):
         role, content = message.get("role"), message.get("content")
         if role in ROLES or not isinstance(content, str) or content.strip() in text:
             continue
-        where = f"{conversation.param}[{i}].role"
+        where = f"{param}[{i}].role"
         words = f"{where} must be a role that the chat template knows, got {shown(role)}"
         raise bad_request(where, words)
-
-
-def _encode(
-    rendering: Rendering, tokenizer: Tokenizer, runs: Sequence[GeneratedRun]
-) -> tuple[str, Int32Array | None]:
-    """The prompt's text, and its ids unless it is long."""
-    text = render(rendering)
-    return text, replayed_ids(text, tokenizer, runs) if len(text) <= LONG_CHARS else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -16,8 +15,6 @@ from server.generation.streaming import ChunkWriter, StreamWriter, stream_reply
 from server.http.account import account_of
 from server.http.disconnect import CancelOnDisconnect
 from server.http.reply import json_reply
-
-logger = logging.getLogger("tailrace")
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Renderer)
@@ -37,22 +34,10 @@ async def answer(
     account = account_of(request.scope)
     account.usage, account.report = generation.usage, generation.report
     account.release_body()
-    await submit(generation)
+    await generation.submit()
     if generation.prepared.spec.form.stream:
         return await stream_reply(generation, make_writer(generation, renderer), request.receive)
     return await _plain_reply(generation, renderer, request)
-
-
-async def submit(generation: Generation) -> None:
-    """Send a request to the engine, logged where requests are; raises `ApiError`."""
-    prepared = generation.prepared
-    if prepared.served.config.log_requests:
-        limit = prepared.served.config.max_log_len
-        for prompt in prepared.prompts:
-            shown = prompt.text if prompt.text is not None else prompt.token_ids[:limit].tolist()
-            words = prepared.spec.reply_id, shown[:limit], prepared.spec.params
-            logger.info("%s: prompt %r, %s", *words)
-    await generation.submit()
 
 
 async def _plain_reply(generation: Generation, renderer: Renderer, request: Request) -> Response:

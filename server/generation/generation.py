@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ from server.generation.prompts import Prompt
 from server.generation.routes import Routes
 from server.http.account import GenerationReport
 from server.http.failures import failed_request, lost_engine
+
+logger = logging.getLogger("tailrace")
 
 SUBMIT_SLICE = 32
 """Prompts submitted in one turn of the event loop."""
@@ -90,13 +93,19 @@ class Generation:
         return self._num_unfinished == 0
 
     async def submit(self) -> None:
-        """Send every prompt, a slice of them in each turn of the event loop.
+        """Send every prompt, a slice of them in each turn of the event loop; log them if asked to.
 
         Whatever goes wrong closes the request.
 
         Raises:
             ApiError: the queue is full, and nothing was sent; or the engine is gone.
         """
+        config = self.prepared.served.config
+        if config.log_requests:
+            name, params = self.prepared.spec.reply_id, self.prepared.spec.params
+            for prompt in self.prepared.prompts:
+                shown = prompt.token_ids.tolist() if prompt.text is None else prompt.text
+                logger.info("%s: prompt %r, %s", name, shown[: config.max_log_len], params)
         try:
             self._admission.admit(self.prepared.num_choices)
             self._is_admitted = True

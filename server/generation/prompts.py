@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from engine.arrays import Int32Array
+from server.errors import ClientNames
 from server.generation.served import ServedModel
 from server.generation.spec import GenerationSpec
 from server.schema.checks import TOO_LONG, too_long
@@ -31,43 +32,45 @@ class Prompt(msgspec.Struct, frozen=True):
 
 async def prepare_prompts(spec: GenerationSpec, served: ServedModel) -> list[Prompt]:
     """Make prompts of a spec's texts or ids; raises `ApiError` for one that does not fit."""
-    info, names, max_tokens = served.info, spec.names, spec.max_tokens
+    limit, names, truncation = served.info.max_model_len, spec.names, spec.truncation
     texts = [item for item in spec.prompts if isinstance(item, str)]
-    if texts:
-        inline = sum(map(len, texts)) + TEXT_CHARS * len(texts) <= INLINE_CHARS
-        args = texts, spec, served
-        encoded = _encode(*args) if inline else await asyncio.to_thread(_encode, *args)
-    else:
-        kept = spec.truncation.kept if spec.truncation else slice(None)
-        encoded = [item[kept] for item in spec.prompts if not isinstance(item, str)]
-    prompts = []
-    for i, token_ids in enumerate(encoded):
-        check_vocab(names["prompts"], token_ids, info.vocab_size)
-        room = info.max_model_len - len(token_ids)
-        if room < 0 or (room == 0 and max_tokens > 0):
-            raise too_long(names["prompts"], str(len(token_ids)), info.max_model_len)
-        if max_tokens > room and not spec.fits_context:
-            words = f"must be at most {room} after a prompt of {len(token_ids)} tokens in a "
-            words += f"context of {info.max_model_len}, got {max_tokens}"
-            raise names.refuse("max_tokens", words, TOO_LONG)
-        prompts.append(Prompt(token_ids, texts[i] if texts else None, min(max_tokens, room)))
-    return prompts
 
-
-def _encode(texts: list[str], spec: GenerationSpec, served: ServedModel) -> list[Int32Array]:
-    tokenizer, truncation = served.tokenizer, spec.truncation
-    encoded, max_model_len = [], served.info.max_model_len
-    for text in texts:
-        at_least = tokenizer.min_tokens(text)
-        if truncation is None and at_least > max_model_len:
-            raise too_long(spec.names["prompts"], f"at least {at_least}", max_model_len)
-        token_ids = tokenizer.encode(
+    def encode(text: str) -> Int32Array:
+        if truncation is None and (at_least := served.tokenizer.min_tokens(text)) > limit:
+            raise too_long(names["prompts"], f"at least {at_least}", limit)
+        token_ids = served.tokenizer.encode(
             text,
             add_special_tokens=spec.add_special_tokens,
             max_tokens=truncation.max_tokens if truncation else None,
             truncation_side=truncation.side if truncation else "left",
         )
         if not token_ids:
-            raise spec.names.refuse("prompts", "must not be empty, got a text without tokens")
-        encoded.append(np.array(token_ids, dtype=np.int32))
-    return encoded
+            raise names.refuse("prompts", "must not be empty, got a text without tokens")
+        return np.array(token_ids, dtype=np.int32)
+
+    if not texts:
+        kept = truncation.kept if truncation else slice(None)
+        encoded = [item[kept] for item in spec.prompts if not isinstance(item, str)]
+    elif sum(map(len, texts)) + TEXT_CHARS * len(texts) <= INLINE_CHARS:
+        encoded = list(map(encode, texts))
+    else:
+        encoded = await asyncio.to_thread(list, map(encode, texts))
+    prompts = []
+    for i, token_ids in enumerate(encoded):
+        check_vocab(names["prompts"], token_ids, served.info.vocab_size)
+        max_tokens = _fitting(spec.max_tokens, len(token_ids), limit, names, spec.fits_context)
+        prompts.append(Prompt(token_ids, texts[i] if texts else None, max_tokens))
+    return prompts
+
+
+def _fitting(
+    max_tokens: int, prompt_len: int, limit: int, names: ClientNames, fits_context: bool
+) -> int:
+    """The limit of a choice after a prompt, in a context of `limit` tokens."""
+    room = limit - prompt_len
+    if room < 0 or (room == 0 and max_tokens > 0):
+        raise too_long(names["prompts"], str(prompt_len), limit)
+    if max_tokens > room and not fits_context:
+        words = f"must be at most {room} after a prompt of {prompt_len} tokens in a context of "
+        raise names.refuse("max_tokens", f"{words}{limit}, got {max_tokens}", TOO_LONG)
+    return min(max_tokens, room)

@@ -16,7 +16,7 @@ import orjson
 from server.conversation.parsing.format import ReasoningFormat
 from server.conversation.parsing.parsers import Parsers
 from server.conversation.rendering import Conversation, Message
-from server.conversation.template import RESERVED_KWARGS, ChatTemplate
+from server.conversation.template import ChatTemplate, check_variables
 from server.errors import ApiError, bad_request
 
 NO_THOUGHTS: Mapping[str, Any] = {"enable_thinking": False, "thinking": False}
@@ -91,9 +91,7 @@ class ReplyFrames:
             param: the request's field that has the content, for errors.
             thinks: the model writes a thought before its reply.
         """
-        if reserved := sorted(RESERVED_KWARGS & variables.keys()):
-            words = f"chat_template_kwargs may not set {', '.join(reserved)}"
-            raise bad_request("chat_template_kwargs", words)
+        check_variables(variables)
         if not self._template.sources():
             if thinks:
                 raise _thoughtless("has no chat template")

@@ -268,8 +268,8 @@ SERVER = (
     Mutant(
         "a-limit-beyond-the-context-is-cut",
         "server/generation/prompts.py",
-        "if max_tokens > room and not spec.fits_context:",
-        "if max_tokens > room and not (spec.fits_context or room):",
+        "if max_tokens > room and not fits_context:",
+        "if max_tokens > room and not (fits_context or room):",
         ("tests/server/generation/test_prepare.py::test_refused",),
     ),
     Mutant(

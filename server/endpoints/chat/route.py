@@ -37,7 +37,7 @@ async def create_chat_completion(request: Request) -> Response:
         prepared,
         prompt,
         reasoning_field=context.config.reasoning_field if shows_reasoning else None,
-        echoed=echoed_text(body),
+        echoed=echoed_text(body.messages[-1]) if body.echo else "",
         holds_reasoning=body.stream_reasoning is False,
     )
     return await answer(Generation(prepared), renderer, request)

@@ -13,6 +13,7 @@ from server.generation.form import full_reply_form
 from server.generation.params import sampling_params
 from server.generation.spec import GenerationSpec
 from server.generation.truncation import wanted_truncation
+from server.schema.messages import ChatMessage
 from server.schema.tools import NamedTool
 from server.structured.wanted import wanted_grammar
 
@@ -89,9 +90,6 @@ async def chat_spec(
     )
 
 
-def echoed_text(body: ChatRequest) -> str:
+def echoed_text(last: ChatMessage) -> str:
     """What `echo` puts in front of the reply: the last message, if it is an assistant's."""
-    last = body.messages[-1]
-    if not body.echo or last.role != "assistant":
-        return ""
-    return content_text(last.content) or ""
+    return (content_text(last.content) or "") if last.role == "assistant" else ""

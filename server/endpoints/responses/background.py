@@ -8,7 +8,7 @@ import logging
 from starlette.responses import Response
 
 from server.conversation.shaped_render import ShapedRenderer
-from server.endpoints.answer import finish, submit
+from server.endpoints.answer import finish
 from server.endpoints.responses.recording import ResponseRecording
 from server.endpoints.responses.schema import ResponsesRequest
 from server.endpoints.responses.shape import ResponseShape
@@ -40,7 +40,7 @@ async def answer_later(
 
     A server that is ended waits for it, as it waits for requests.
     """
-    await submit(generation)
+    await generation.submit()
     reply = json_response(shape.queued())
     lifecycle.enter()
     recording.task = asyncio.create_task(_run(generation, renderer, recording, lifecycle))

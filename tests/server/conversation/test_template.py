@@ -251,7 +251,7 @@ SOURCES = {"default": "plain", "tool_use": "tools", "rag": "documents"}
 
 class TestSeveral:
     def test_by_what_the_request_brings(self, made: MakeTemplate) -> None:
-        template = made(SOURCES, SPECIAL)
+        template = made(SOURCES, SPECIAL, trusts_requests=True)
         assert template.source(with_tools=False) == "plain"
         assert template.source(with_tools=True) == "tools"
         assert template.source(with_tools=True, own="rag") == "documents"
