@@ -150,4 +150,7 @@ def test_every_kind_of_weights_adds_deltas_where_it_adds_biases(
     groups = group_pairs(ids, NUM_EXPERTS)
     many = product.grouped(x, ids, bias, groups, gate)
     by_place = delta[groups.order.long()]
-    assert torch.equal(product.grouped(x, ids, None, groups, gate, by_place), many)
+    got = product.grouped(x, ids, None, groups, gate, by_place)
+    # Triton begins the sums of inputs that one turn takes with the bias: 128 additions, each off
+    # by 2^-24 of a sum at most, come in another order.
+    torch.testing.assert_close(got, many, rtol=0, atol=2**-17 * float(many.abs().max()))
