@@ -7,13 +7,21 @@ import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 import msgspec
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
 from engine.arrays import LogprobArrays
-from engine.contracts.control import AnyCommand, ControlReply, EngineState
+from engine.contracts.adapters import NamedAdapter
+from engine.contracts.control import (
+    AnyCommand,
+    ControlReply,
+    EngineState,
+    LoadAdapter,
+    UnloadAdapter,
+)
 from engine.contracts.info import EngineInfo
 from engine.contracts.weights import WeightReply
 from engine.errors import ControlError
@@ -105,6 +113,7 @@ class FakeEngine:
         aborted: (handle, choice) pairs that were aborted while unfinished.
         commands: commands that were sent. refusal: raised by all of them, if any.
         weights_reply: what commands about weights give.
+        keeps_adapters: commands load and unload adapters, in `state`.
         state: what holds the engine, as the server is told.
         scored: scoring requests submitted. scoring_finish: how they end.
     """
@@ -129,6 +138,7 @@ class FakeEngine:
         )
         self.stats: EngineStats | None = None
         self.state = EngineState()
+        self.keeps_adapters = False
         self.commands: list[AnyCommand] = []
         self.refusal: ControlError | None = None
         self.weights_reply: WeightReply = None
@@ -188,13 +198,27 @@ class FakeEngine:
                 self.aborted.append((handle, row.choice))
 
     async def control(self, command: AnyCommand) -> ControlReply:
-        """Notes a command, which does nothing; or raises `refusal`."""
+        """Notes a command, which changes adapters alone; or raises `refusal`."""
         if self._failure is not None:
             raise EngineDeadError(self._failure)
         self.commands.append(command)
         if self.refusal is not None:
             raise self.refusal
+        if self.keeps_adapters and isinstance(command, LoadAdapter | UnloadAdapter):
+            self._change_adapters(command)
         return ControlReply(handle=0, state=self.state, count=3, weights=self.weights_reply)
+
+    def _change_adapters(self, command: LoadAdapter | UnloadAdapter) -> None:
+        named = {each.name: each for each in self.state.adapters}
+        before = named.pop(command.name, None)
+        if isinstance(command, LoadAdapter):
+            source = command.source
+            digest = blake2b(source.path.encode() + source.tensors, digest_size=8).hexdigest()
+            version = 1 if before is None else before.version + 1
+            named[command.name] = NamedAdapter(command.name, source.path, version, digest)
+        elif before is None:
+            raise ControlError(f"no adapter {command.name!r} is loaded", "no_adapter")
+        self.state = msgspec.structs.replace(self.state, adapters=tuple(named.values()))
 
     @property
     def has_ended(self) -> bool:

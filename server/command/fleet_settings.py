@@ -152,11 +152,6 @@ def _check(settings: Settings, options: FleetOptions) -> None:
             "--enable-weight-updates steers one engine, and a fleet has several: "
             "use `tailrace serve` for each"
         )
-    if settings.enable_lora:
-        raise ConfigError(
-            "--enable-lora serves adapters of one engine, and a fleet has several: use "
-            "`tailrace serve` for each"
-        )
     if options.max_replicas is not None and options.max_replicas < options.replicas:
         raise ConfigError(
             f"--max-replicas must be at least --replicas ({options.replicas}), "

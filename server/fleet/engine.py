@@ -10,18 +10,25 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from engine.arrays import Int32Array
-from engine.contracts.control import AnyCommand, ControlReply, EngineState
+from engine.contracts.control import (
+    AnyCommand,
+    ControlReply,
+    EngineState,
+    LoadAdapter,
+    UnloadAdapter,
+)
 from engine.errors import ControlError, kind_and_line
 from engine.planning.seeds import Seeds
 from engine.request import Finish, Request, ScoringRequest, StepOutput
 from engine.stats import EngineStats
 from engine.submission import Submission, deliver_output
 from server.engine_metrics import NO_STATS
+from server.fleet.adapters import AdapterReplicas, FleetAdapters
 from server.fleet.messages import (
     FleetRequest,
     ReplicaReport,
@@ -43,7 +50,7 @@ SILENCE_S = 10.0
 """After so many seconds without any report there is no replica."""
 
 
-class Replicas(Protocol):
+class Replicas(AdapterReplicas, Protocol):
     """The replicas, wherever they are. Each method raises whatever its way of calling raises."""
 
     def work(self, raw: bytes, hashes: Sequence[int], model: str) -> AsyncIterator[bytes]:
@@ -112,6 +119,7 @@ class FleetEngine:
         self._absent: dict[str, EngineStats] = {}
         self._gone = NO_STATS
         self._refused: set[str] = set()
+        self._adapters = FleetAdapters(replicas, self._name)
         self._take(reports)
         self._looking: asyncio.Task[None] | None = None
 
@@ -137,17 +145,21 @@ class FleetEngine:
         if self._seeds is not None:
             request, _ = self._seeds.settle(request)
         call = self._new_call(request.handle, request.n)
-        message = FleetRequest(key=call.key, model=self.model, generate=request)
-        return self._send(call, message, request.prompt_token_ids, request.cache_salt)
+        message = self._message(call, request.adapter, generate=request)
+        return self._send(call, message, request.prompt_token_ids, request)
 
     def score(self, request: ScoringRequest) -> Submission:
         """Send a scoring request; as `submit`."""
         call = self._new_call(request.handle, 1)
-        message = FleetRequest(key=call.key, model=self.model, score=request)
-        return self._send(call, message, request.query_token_ids, request.cache_salt)
+        message = self._message(call, request.adapter, score=request)
+        return self._send(call, message, request.query_token_ids, request)
 
     async def control(self, command: AnyCommand) -> ControlReply:
-        """Refuse a command: each replica is an engine of its own."""
+        """Load or unload an adapter everywhere; other commands are for an engine alone."""
+        if self.info.adapters is not None and isinstance(command, LoadAdapter | UnloadAdapter):
+            reply = await self._adapters.control(command)
+            self.state = reply.state
+            return reply
         raise ControlError("a fleet takes no commands: its replicas do", "fleet")
 
     def abort(self, handle: int, choice: int = -1) -> None:
@@ -172,6 +184,7 @@ class FleetEngine:
 
     async def close(self) -> None:
         """Follow the replicas no longer, and fail what is open; the replicas go on."""
+        await self._adapters.close()
         for task in (self._looking, *(call.task for call in self._calls.values())):
             if task is not None:
                 task.cancel()
@@ -184,10 +197,19 @@ class FleetEngine:
         self._calls[handle] = call
         return call
 
+    def _message(self, call: _Call, adapter: str, **request: Any) -> FleetRequest:
+        stamp = self._adapters.stamp(adapter) if adapter else None
+        return FleetRequest(key=call.key, model=self.model, adapter_stamp=stamp, **request)
+
     def _send(
-        self, call: _Call, message: FleetRequest, prompt: Int32Array, salt: str
+        self,
+        call: _Call,
+        message: FleetRequest,
+        prompt: Int32Array,
+        request: Request | ScoringRequest,
     ) -> Submission:
-        hashes = prefix_hashes(prompt, salt)
+        digest = self._adapters.digest(request.adapter)
+        hashes = prefix_hashes(prompt, request.cache_salt, digest)
         work = self._replicas.work(encode_message(message), hashes, self.model)
         call.task = asyncio.create_task(self._follow(call, work), context=self._context.copy())
         return call.submission
@@ -252,6 +274,8 @@ class FleetEngine:
                 )
         self._note_absence(own)
         self._known = own
+        self._adapters.take(list(own.values()))
+        self.state = EngineState(adapters=self._adapters.named)
         if own:
             self.info = total_info(each.info for each in own.values())
         known = [each.stats for each in own.values() if each.stats is not None]

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from engine.codec import decode_array, encode_array
+from engine.contracts.adapters import AdapterSource, NamedAdapter
 from engine.contracts.info import EngineInfo
 from engine.request import (
     ChoiceRoutes,
@@ -21,6 +22,9 @@ from engine.request import (
 from engine.stats import EngineStats
 from engine.submission import Entry
 
+Stamp = tuple[int, str]
+"""When a change was asked for, in nanoseconds since 1970, and the server that was asked."""
+
 
 class FleetRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request on its way to a replica; one of the two is there.
@@ -28,10 +32,12 @@ class FleetRequest(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         key: names it among all requests of all servers.
         model: the identity of the model that the server prepared it for.
+        adapter_stamp: the change by which its adapter got its name; None for no adapter.
     """
 
     key: str
     model: str
+    adapter_stamp: Stamp | None = None
     generate: Request | None = None
     score: ScoringRequest | None = None
 
@@ -48,6 +54,42 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True):
     refusal: str | None = None
 
 
+class AdapterChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What a name of an adapter stands for from some time on.
+
+    Attributes:
+        stamp: the later one of two changes holds.
+        source: of the adapter; None where the name stands for nothing.
+        is_whole: tensors that were given are in the source, not at a replica alone.
+    """
+
+    name: str
+    stamp: Stamp
+    source: AdapterSource | None
+    is_whole: bool = True
+
+    def light(self) -> AdapterChange:
+        """The change without tensors that were given."""
+        if self.source is None or not self.source.is_given:
+            return self
+        source = AdapterSource(self.source.path, self.source.config)
+        return msgspec.structs.replace(self, source=source, is_whole=False)
+
+
+class AdapterAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a replica made of a change.
+
+    Attributes:
+        error, code: why it did not follow; None where it did, or a later change came before.
+        adapters: that requests can name there now.
+    """
+
+    replica: str
+    error: str | None
+    code: str | None
+    adapters: tuple[NamedAdapter, ...]
+
+
 class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a replica.
 
@@ -56,6 +98,9 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
         model: the identity of its model.
         model_name: the model's folder or hub id, for people.
         stats: its engine's statistics; None before the first step.
+        adapters: that requests can name there.
+        changes: of adapters that it has followed, as of `AdapterChange.light`.
+        refused: changes that it did not follow, likewise.
     """
 
     replica: str
@@ -63,6 +108,9 @@ class ReplicaReport(msgspec.Struct, frozen=True, kw_only=True):
     model_name: str
     info: EngineInfo
     stats: EngineStats | None
+    adapters: tuple[NamedAdapter, ...] = ()
+    changes: tuple[AdapterChange, ...] = ()
+    refused: tuple[AdapterChange, ...] = ()
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
@@ -70,9 +118,13 @@ _requests = msgspec.msgpack.Decoder(FleetRequest, dec_hook=decode_array)
 _outputs = msgspec.msgpack.Decoder(list[StepOutput], dec_hook=decode_array)
 _greetings = msgspec.msgpack.Decoder(Greeting)
 _reports = msgspec.msgpack.Decoder(ReplicaReport)
+_changes = msgspec.msgpack.Decoder(AdapterChange)
+_answers = msgspec.msgpack.Decoder(AdapterAnswer)
+
+_Message = FleetRequest | Greeting | ReplicaReport | AdapterChange | AdapterAnswer
 
 
-def encode_message(message: FleetRequest | Greeting | ReplicaReport | list[StepOutput]) -> bytes:
+def encode_message(message: _Message | list[StepOutput]) -> bytes:
     """The bytes of any message."""
     return _encoder.encode(message)
 
@@ -95,6 +147,16 @@ def decode_outputs(raw: bytes) -> list[StepOutput]:
 def decode_report(raw: bytes) -> ReplicaReport:
     """The state of a replica."""
     return _reports.decode(raw)
+
+
+def decode_change(raw: bytes) -> AdapterChange:
+    """A change of an adapter's name."""
+    return _changes.decode(raw)
+
+
+def decode_answer(raw: bytes) -> AdapterAnswer:
+    """What a replica made of a change."""
+    return _answers.decode(raw)
 
 
 def entry_output(

@@ -14,7 +14,7 @@ MAX_BLOCKS = 128
 _HASH_BYTES = 8
 
 
-def prefix_hashes(token_ids: Int32Array, salt: str = "") -> list[int]:
+def prefix_hashes(token_ids: Int32Array, salt: str = "", adapter: str = "") -> list[int]:
     """Hash the prefixes that end with each of a prompt's first full blocks.
 
     The hashes are the same in every process. Two prompts have hash i in common if and only if they
@@ -23,16 +23,23 @@ def prefix_hashes(token_ids: Int32Array, salt: str = "") -> list[int]:
     Args:
         token_ids: the prompt, int32 [prompt_len].
         salt: the request's `cache_salt`; prompts of different salts share no blocks of a cache.
+        adapter: the digest of the request's adapter, likewise; empty for none. Its own hash goes
+            ahead of those of blocks, so that what goes for a prefix goes for an adapter: it is
+            best asked for where it is on the device.
 
     Returns:
-        At most `MAX_BLOCKS` integers below 2^64, the shortest prefix first; none for a prompt of
-        less than a block.
+        At most `MAX_BLOCKS` integers below 2^64, the shortest prefix first, after that of an
+        adapter; none for a prompt of less than a block without one.
     """
     num_blocks = min(len(token_ids) // BLOCK_TOKENS, MAX_BLOCKS)
     raw = token_ids[: num_blocks * BLOCK_TOKENS].astype("<i4").tobytes()
     size = 4 * BLOCK_TOKENS
-    hasher = blake2b(blake2b(salt.encode()).digest(), digest_size=_HASH_BYTES)
+    salts = f"{salt}\0{adapter}" if adapter else salt
+    hasher = blake2b(blake2b(salts.encode()).digest(), digest_size=_HASH_BYTES)
     hashes = []
+    if adapter:
+        own = blake2b(adapter.encode(), digest_size=_HASH_BYTES).digest()
+        hashes.append(int.from_bytes(own, "little"))
     for start in range(0, len(raw), size):
         hasher.update(raw[start : start + size])
         hashes.append(int.from_bytes(hasher.copy().digest(), "little"))

@@ -36,7 +36,7 @@ from server.command.fleet_settings import FleetConfig, FleetOptions, config_of_a
 from server.context import Context
 from server.fleet.engine import FleetEngine
 from server.fleet.identity import model_identity
-from server.fleet.messages import ReplicaReport, decode_report, encode_message
+from server.fleet.messages import ReplicaReport, decode_change, decode_report, encode_message
 from server.fleet.prefixes import BLOCK_TOKENS
 from server.fleet.replica import Replica
 from server.fleet.routing import PrefixRouter
@@ -52,6 +52,8 @@ MAX_TRIES = 3
 NO_LIMIT = 1 << 20
 """Requests that Ray lets to a replica; the server's own admission holds them back before."""
 REPORT_TIMEOUT_S = 5.0
+ADAPTER_TIMEOUT_S = 120.0
+"""Seconds that a replica may take to read an adapter."""
 HEALTH_TIMEOUT_S = 5.0
 """Ray Serve ends a replica that has not answered three times in a row."""
 LAST_WORDS_S = 2.0
@@ -130,6 +132,16 @@ class EngineReplica:
         """The state of the replica."""
         return encode_message(self._replica.report())
 
+    async def follow(self, raw: bytes) -> bytes:
+        """Follow a change of an adapter's name."""
+        answer = await self._replica.adapters.follow(decode_change(raw))
+        return encode_message(answer)
+
+    async def adapter_change(self, name: str, to: str) -> bytes:
+        """The last change of an adapter's name; `to`, this replica's name, is the router's."""
+        change = self._replica.adapters.change(name)
+        return b"" if change is None else encode_message(change)
+
     def record_replica_metadata(self) -> dict[str, Any]:
         """Tell routers what does not change."""
         info = self._engine.info
@@ -171,6 +183,7 @@ class _RayReplicas:
         self._handle = handle
         self._work = handle.options(method_name="work", stream=True)
         self._abort = handle.options(method_name="abort")
+        self._change = handle.options(method_name="adapter_change")
 
     async def work(self, raw: bytes, hashes: Sequence[int], model: str) -> AsyncIterator[bytes]:
         response = self._work.remote(raw, hashes=hashes, model=model)
@@ -185,12 +198,26 @@ class _RayReplicas:
         self._abort.remote(key, choice, to=replica)
 
     async def reports(self) -> list[ReplicaReport]:
-        asked = self._handle.broadcast("report")
+        return [decode_report(raw) for raw in await self._ask_all(REPORT_TIMEOUT_S, "report")]
+
+    async def follow(self, raw: bytes) -> list[bytes]:
+        return await self._ask_all(ADAPTER_TIMEOUT_S, "follow", raw)
+
+    async def change(self, replica: str, name: str) -> bytes:
         try:
-            answers = await asked.results_async(timeout_s=REPORT_TIMEOUT_S, return_exceptions=True)
+            found: bytes = await self._change.remote(name, to=replica)
+        except (RayError, RayServeException):
+            return b""  # the replica has gone
+        return found
+
+    async def _ask_all(self, timeout_s: float, method: str, *args: bytes) -> list[bytes]:
+        """What all replicas that answer in time say."""
+        asked = self._handle.broadcast(method, *args)
+        try:
+            answers = await asked.results_async(timeout_s=timeout_s, return_exceptions=True)
         except (RayError, RayServeException, TimeoutError):
             return []  # there is no replica at this moment
-        return [decode_report(each) for each in answers if isinstance(each, bytes)]
+        return [each for each in answers if isinstance(each, bytes)]
 
 
 class Ingress:

@@ -10,6 +10,7 @@ import msgspec
 from engine.client import EngineHandle
 from engine.request import Finish, Request
 from engine.submission import EngineDeadError, Submission
+from server.fleet.adapters import HeldAdapters
 from server.fleet.messages import (
     FleetRequest,
     Greeting,
@@ -36,6 +37,9 @@ class Replica:
         model_name: the model's folder or hub id.
         end: ends the replica, so that whoever waits for it learns that it is gone; gets the reason
             for which its engine cannot serve.
+
+    Attributes:
+        adapters: of its engine.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Replica:
         self._model = model
         self._model_name = model_name
         self._open: dict[str, int] = {}
+        self.adapters = HeldAdapters(engine, name)
 
     async def work(self, raw: bytes) -> AsyncGenerator[bytes, None]:
         """Work at a request: yield a `Greeting`, then outputs until every choice has ended.
@@ -65,6 +70,9 @@ class Replica:
         request = decode_request(raw)
         if request.model != self._model:
             yield encode_message(Greeting(replica=self._name, refusal=self._refusal(request.model)))
+            return
+        if (refusal := await self._adapter_refusal(request)) is not None:
+            yield encode_message(Greeting(replica=self._name, refusal=refusal))
             return
         submission = await self._submit(request)
         self._open[request.key] = submission.handle
@@ -95,13 +103,24 @@ class Replica:
 
     def report(self) -> ReplicaReport:
         """The state of the replica."""
-        return ReplicaReport(
+        report = ReplicaReport(
             replica=self._name,
             model=self._model,
             model_name=self._model_name,
             info=self._engine.info,
             stats=self._engine.stats,
         )
+        return self.adapters.entered_in(report)
+
+    async def _adapter_refusal(self, request: FleetRequest) -> str | None:
+        """Wait until the adapter of a request is there; why it is not."""
+        if request.adapter_stamp is None:
+            return None
+        asked = request.generate or request.score
+        assert asked is not None
+        if await self.adapters.reach(asked.adapter, request.adapter_stamp):
+            return None
+        return f"replica {self._name} has not got the adapter {asked.adapter!r}"
 
     def _refusal(self, wanted: str) -> str:
         return (

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from engine.contracts.info import EngineInfo
-from engine.stats import EngineStats
+from engine.stats import AdapterStats, EngineStats
 
 _GAUGES = {"num_running": 0, "num_waiting": 0, "kv_blocks_used": 0, "kv_blocks_total": 0}
+_ADAPTER_GAUGES: dict[str, Any] = {"running": (), "waiting": (), "num_slots": 0, "num_held": 0}
 _SNAPSHOT_GAUGES = {"num_total": 0, "num_kept": 0, "total_bytes": 0, "kept_bytes": 0}
 
 
@@ -26,7 +27,10 @@ def counters_only(stats: EngineStats) -> EngineStats:
     snapshots = stats.snapshots
     if snapshots is not None:
         snapshots = msgspec.structs.replace(snapshots, **_SNAPSHOT_GAUGES)
-    return msgspec.structs.replace(stats, **_GAUGES, snapshots=snapshots)
+    adapters = stats.adapters
+    if adapters is not None:
+        adapters = msgspec.structs.replace(adapters, **_ADAPTER_GAUGES)
+    return msgspec.structs.replace(stats, **_GAUGES, snapshots=snapshots, adapters=adapters)
 
 
 def total_info(infos: Iterable[EngineInfo]) -> EngineInfo:
@@ -46,6 +50,9 @@ def _add(left: Any, right: Any) -> Any:
         return right if left is None else left
     if isinstance(left, msgspec.Struct):
         fields = {name: _add(getattr(left, name), getattr(right, name)) for name in _names(left)}
+        if isinstance(left, AdapterStats):  # the same adapters may be in several engines
+            fields["running"] = tuple(sorted({*left.running, *right.running}))
+            fields["waiting"] = tuple(sorted({*left.waiting, *right.waiting}))
         return type(left)(**fields)
     if isinstance(left, tuple):
         return tuple(map(_add, left, right))

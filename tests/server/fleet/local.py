@@ -7,7 +7,12 @@ from contextlib import aclosing
 from functools import partial
 
 from engine.client import EngineHandle
-from server.fleet.messages import ReplicaReport
+from server.fleet.messages import (
+    AdapterChange,
+    ReplicaReport,
+    decode_change,
+    encode_message,
+)
 from server.fleet.replica import Replica
 from server.fleet.routing import PrefixRouter
 
@@ -22,6 +27,7 @@ class LocalReplicas:
         aborts: what replicas were told to end.
         dead: replicas that no longer answer; requests there fail at their next message.
         silent: replicas that do not report.
+        followed: changes of adapters that were sent to all.
     """
 
     def __init__(self, engines: dict[str, EngineHandle], models: dict[str, str] | None = None):
@@ -38,6 +44,7 @@ class LocalReplicas:
         self.aborts: list[tuple[str, int]] = []
         self.dead: set[str] = set()
         self.silent: set[str] = set()
+        self.followed: list[AdapterChange] = []
 
     async def work(self, raw: bytes, hashes: Sequence[int], model: str) -> AsyncIterator[bytes]:
         loads = {name: load for name, load in self._loads.items() if name not in self.dead}
@@ -61,5 +68,18 @@ class LocalReplicas:
         self._replicas[replica].abort(key, choice)
 
     async def reports(self) -> list[ReplicaReport]:
+        return [each.report() for each in self._there()]
+
+    async def follow(self, raw: bytes) -> list[bytes]:
+        change = decode_change(raw)
+        self.followed.append(change)
+        answers = [await each.adapters.follow(change) for each in self._there()]
+        return [encode_message(each) for each in answers]
+
+    async def change(self, replica: str, name: str) -> bytes:
+        found = self._replicas[replica].adapters.change(name)
+        return b"" if found is None or replica in self.dead else encode_message(found)
+
+    def _there(self) -> list[Replica]:
         gone = self.dead | self.silent
-        return [each.report() for name, each in self._replicas.items() if name not in gone]
+        return [each for name, each in self._replicas.items() if name not in gone]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from msgspec.structs import replace
 
 from server.app import create_app
 from server.config import ServerConfig
@@ -36,14 +37,30 @@ class FleetSite:
 
 @asynccontextmanager
 async def fleet_site(
-    models: dict[str, str] | None = None, seed: int | None = None, **engine: Any
+    models: dict[str, str] | None = None,
+    seed: int | None = None,
+    *,
+    adapters: bool = False,
+    late: Collection[str] = (),
+    **engine: Any,
 ) -> AsyncIterator[FleetSite]:
+    """Start one.
+
+    Args:
+        adapters: replicas serve them.
+        late: replicas that do not answer at first.
+    """
     engines = {name: FakeEngine(**engine) for name in NAMES}
+    if adapters:
+        for each in engines.values():
+            each.info = replace(each.info, adapters=())
+            each.keeps_adapters = True
     for each in engines.values():
         each.speculates = True
     replicas = LocalReplicas(dict(engines), models)
+    replicas.dead.update(late)
     fleet = await FleetEngine.start(replicas, seed)
-    config = ServerConfig(model_names=(MODEL,))
+    config = ServerConfig(model_names=(MODEL,), enable_lora=adapters)
     app = create_app(fleet, byte_tokenizer(), config, max_tries=3)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
