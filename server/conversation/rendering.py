@@ -8,6 +8,7 @@ makes of the same messages.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ MAX_CHARS = 16 << 20
 """A rendered prompt has at most; longer than any context that is served."""
 
 Message = dict[str, Any]
+_ASKS_FOR_NONE = re.compile(r"""message(?:\[['"]content['"]\]|\.content) is none""")
+"""What a template has that knows messages of calls alone by their null content."""
 
 
 class Conversation(msgspec.Struct, frozen=True):
@@ -64,38 +67,57 @@ class Rendering(msgspec.Struct, frozen=True):
 def render(rendering: Rendering) -> str:
     """The text of a prompt.
 
+    An assistant's message of calls alone has no content, or null where the template asks for that.
+    A template that fails at it gets an empty text.
+
     Raises:
         ApiError: the template refuses the conversation, or the text is too long.
         MemoryError: rendering took too much.
     """
-    from transformers.utils.chat_template_utils import render_jinja_template
-
     conversation = rendering.conversation
     messages = list(conversation.messages)
     if rendering.takes_text:
         messages = [_with_text_arguments(message) for message in messages]
+    lacks_content = any("content" not in message for message in messages)
+    if lacks_content and _ASKS_FOR_NONE.search(rendering.template):
+        messages = [{"content": None} | message for message in messages]
     try:
-        rendered, _ = render_jinja_template(
-            conversations=[messages],
-            tools=None if conversation.tools is None else list(conversation.tools),
-            documents=None if conversation.documents is None else list(conversation.documents),
-            chat_template=rendering.template,
-            add_generation_prompt=conversation.add_generation_prompt,
-            continue_final_message=conversation.continue_final_message,
-            **{**rendering.special_tokens, **conversation.variables},
-        )
+        try:
+            text = _rendered(rendering, messages)
+        except Exception as error:
+            if not lacks_content or isinstance(error, MemoryError):
+                raise
+            empty = [{**message, "content": message.get("content") or ""} for message in messages]
+            text = _rendered(rendering, empty)
     except MemoryError:
         raise
     except Exception as error:  # whatever a template, or what it is given, leads to
         words = f"the chat template refused: {error}"
         raise bad_request(conversation.param, words) from error
-    text: str = rendered[0]
     if len(text) > rendering.max_chars:
         raise bad_request(
             conversation.param,
             f"the chat template must give at most {rendering.max_chars} characters, "
             f"got {len(text)}",
         )
+    return text
+
+
+def _rendered(rendering: Rendering, messages: list[Message]) -> str:
+    """What the template makes of messages; raises whatever it leads to."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    conversation = rendering.conversation
+    rendered, _ = render_jinja_template(
+        conversations=[messages],
+        tools=None if conversation.tools is None else list(conversation.tools),
+        documents=None if conversation.documents is None else list(conversation.documents),
+        chat_template=rendering.template,
+        add_generation_prompt=conversation.add_generation_prompt,
+        continue_final_message=conversation.continue_final_message,
+        **{**rendering.special_tokens, **conversation.variables},
+    )
+    text: str = rendered[0]
     return text
 
 

@@ -142,6 +142,25 @@ async def test_a_reply_is_gone_on_with(tokenizer: Any, made: MakeTemplate) -> No
     )
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ message.content + '.' if '<' in message.content else '' }}", ""),
+        ("{{ 'null' if message['content'] is none else 'text' }}", "null"),
+        ("{{ 'null' if message.content is none else message.content + '.' }}", "null"),
+        ("{{ 'there' if 'content' in message else 'absent' }}", "absent"),
+    ],
+)
+async def test_a_message_of_calls_alone_is_taken_by_every_template(
+    source: str, said: str, made: MakeTemplate
+) -> None:
+    """Qwen3's first template looks for markers in the content; DeepSeek's asks if it is null."""
+    source = f"{{% for message in messages %}}[{source}]{{% endfor %}}"
+    call = {"type": "function", "function": {"name": "look", "arguments": {}}}
+    messages = [{"role": "assistant", "tool_calls": [call]}]
+    assert await text_of(made(source, SPECIAL), source, Conversation(messages)) == f"[{said}]"
+
+
 class TestRefusals:
     async def test_what_a_template_raises_is_told(self, made: MakeTemplate) -> None:
         source = "{{ raise_exception('roles must alternate') }}"
