@@ -18,6 +18,30 @@ from sampling.params import SamplingParams
 Prefix = tuple[int, ...]
 
 
+def distribution(
+    masked: np.ndarray, prompt: Sequence[int], prefix: Prefix, params: SamplingParams
+) -> np.ndarray:
+    """p of each id after a prompt and a prefix, by textbook penalties and filters.
+
+    Args:
+        masked: float64 [vocab_size], the logits, -inf where an id is not allowed.
+    """
+    num_ids = len(masked)
+    counts = np.bincount(np.array(prefix, dtype=np.int64), minlength=num_ids)
+    masked = reference.penalize(
+        masked,
+        counts,
+        np.isin(np.arange(num_ids), prompt),
+        repetition=params.repetition_penalty,
+        presence=params.presence_penalty,
+        frequency=params.frequency_penalty,
+    )
+    left = reference.kept(masked, temperature=params.temperature, top_p=params.top_p)
+    weights: np.ndarray = np.exp((masked - masked[left].max()) / params.temperature) * left
+    weights /= weights.sum()
+    return weights
+
+
 class Target:
     """What a request must draw: p of the next token behind each prefix of allowed ids."""
 
@@ -37,21 +61,10 @@ class Target:
 
     def next_token(self, prefix: Prefix) -> dict[int, float]:
         """p of each allowed id behind a prefix."""
-        params, logits = self._params, self.logits[prefix]
-        counts = np.bincount(prefix, minlength=len(logits)) if prefix else np.zeros(len(logits))
+        logits = self.logits[prefix]
         masked = np.full(len(logits), -np.inf)
         masked[list(self.ids)] = logits[list(self.ids)]
-        masked = reference.penalize(
-            masked,
-            counts.astype(np.int64),
-            np.isin(np.arange(len(logits)), self._prompt),
-            repetition=params.repetition_penalty,
-            presence=params.presence_penalty,
-            frequency=params.frequency_penalty,
-        )
-        left = reference.kept(masked, temperature=params.temperature, top_p=params.top_p)
-        weights = np.exp((masked - masked[left].max()) / params.temperature) * left
-        weights /= weights.sum()
+        weights = distribution(masked, self._prompt, prefix, self._params)
         return {token: float(weights[token]) for token in self.ids}
 
     def sequences(self, length: int) -> Iterator[tuple[Prefix, float]]:

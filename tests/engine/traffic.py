@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,29 @@ def run(engine: Engine, inbox: Inbox, max_steps: int = 5000) -> None:
             return
         step(engine, inbox)
     raise AssertionError("the engine does not come to an end")
+
+
+def one_a_step(
+    engine: Engine, requests: Iterable[Request], num_steps: int = 1
+) -> dict[int, list[int]]:
+    """The tokens of requests of one choice that arrive one by one, by handle.
+
+    Args:
+        num_steps: from one to the next.
+    """
+    tokens: dict[int, list[int]] = defaultdict(list)
+    waiting = deque(requests)
+    while waiting or engine.has_work:
+        if waiting:
+            engine.submit(FRONTEND, waiting.popleft())
+        for _ in range(num_steps):
+            for _, output in engine.step():
+                assert not output.errors, output.errors
+                handles = np.repeat(output.handles, output.num_new)
+                for handle, token in zip(handles.tolist(), output.token_ids.tolist(), strict=True):
+                    tokens[handle].append(token)
+    engine.check()
+    return tokens
 
 
 def prompts(rng: random.Random, count: int, longest: int) -> list[list[int]]:

@@ -6,7 +6,8 @@ import asyncio
 import json
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,11 +108,21 @@ async def send_all(
         return list(await asyncio.gather(*(one(path, body) for path, body in asked)))
 
 
-def load_until(done: threading.Event, url: str) -> list[Outcome]:
-    """Mixed requests, eight at once, until something is done."""
-    found: list[Outcome] = []
-    seed = 100
-    while not done.is_set():
-        seed += 1
-        found += asyncio.run(send_all(url, mixed(24, seed), concurrency=8))
-    return found
+@contextmanager
+def loading(url: str) -> Iterator[list[Outcome]]:
+    """Send mixed requests, eight at once, while the block runs; gives what came of them."""
+    done, found = threading.Event(), list[Outcome]()
+
+    def load() -> None:
+        seed = 100
+        while not done.is_set():
+            seed += 1
+            found.extend(asyncio.run(send_all(url, mixed(24, seed), concurrency=8)))
+
+    loader = threading.Thread(target=load)
+    loader.start()
+    try:
+        yield found
+    finally:
+        done.set()
+        loader.join()

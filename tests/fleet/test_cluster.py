@@ -14,7 +14,6 @@ import secrets
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ import yaml  # type: ignore[import-untyped]
 
 from demo import MODEL_FOLDER
 from tests.deploy.files import DEPLOY, document
-from tests.fleet.load import MODEL, load_until, mixed, send_all
+from tests.fleet.load import MODEL, loading, mixed, send_all
 from tests.fleet.process import Fleet, until
 from tests.serving.process import free_port
 
@@ -146,16 +145,10 @@ def test_a_mistake_in_the_file_is_told_and_the_fleet_goes_on(cluster: Cluster) -
 
 def test_another_restart_restarts_replicas_and_loses_nothing(cluster: Cluster) -> None:
     old = set(cluster.engines)
-    done, found = threading.Event(), []
-    loader = threading.Thread(target=lambda: found.extend(load_until(done, cluster.url)))
-    loader.start()
-    try:
+    with loading(cluster.url) as found:
         cluster.deploy(restart=2)
         until(lambda: len(now := set(cluster.engines)) == 1 and not now & old)
         until(lambda: cluster.runs(1))
-    finally:
-        done.set()
-        loader.join()
     print(f"{len(found)} requests during a rolling restart")
     assert len(found) >= 24
     assert [e for e in found if e.status != 200 or e.errors or not e.ended] == []

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from demo import MODEL_FOLDER
-from tests.fleet.load import MODEL, load_until, mixed, send_all
+from tests.fleet.load import MODEL, loading, mixed, send_all
 from tests.fleet.process import FLAGS, Fleet, fleet, until
 from tests.serving.process import Server, serve
 from tests.serving.test_lm_eval import evaluate, make_tasks
@@ -170,15 +170,9 @@ def _number(answer: Any) -> float:
 
 def test_a_rolling_restart_loses_nothing(three: Fleet) -> None:
     old = set(three.engines)
-    done, found = threading.Event(), []
-    loader = threading.Thread(target=lambda: found.extend(load_until(done, three.url)))
-    loader.start()
-    try:
+    with loading(three.url) as found:
         three.process.send_signal(signal.SIGHUP)
         until(lambda: len(now := set(three.engines)) == 3 and not now & old)
-    finally:
-        done.set()
-        loader.join()
     print(f"{len(found)} requests during a rolling restart")
     assert len(found) >= 24
     assert [e for e in found if e.status != 200 or e.errors or not e.ended] == []

@@ -35,6 +35,17 @@ class Request:
         self.prompt_len = len(self.tokens)
 
 
+def batch_of_all(rows: SamplingRows, position: int) -> SamplingBatch:
+    """One logit row for each of the rows, at the same position of its text."""
+    rows_np = np.arange(rows.max_rows, dtype=np.int32)
+    return SamplingBatch(
+        torch.arange(rows.max_rows, dtype=torch.int32, device=rows.device),
+        torch.full((rows.max_rows,), position, device=rows.device),
+        rows_np,
+        rows.needs(rows_np),
+    )
+
+
 class Host:
     """`num_rows` sampling rows and the requests in them."""
 

@@ -15,6 +15,8 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
+from engine.contracts.control import RunWeights
+from engine.contracts.weights import AnyWeightCommand
 from engine.request import Request
 from server.app import create_app
 from server.config import ServerConfig
@@ -68,6 +70,23 @@ class Site:
         assert reply.status_code == 200, reply.text
         return chunks_of(reply.text)
 
+    async def call(self, path: str, receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+        """Let the application, which is in process, answer a POST whose messages these are."""
+        transport = self.client._transport
+        assert isinstance(transport, httpx.ASGITransport)
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "headers": [],
+            "query_string": b"",
+            "http_version": "1.1",
+            "scheme": "http",
+            "server": ("t", 1),
+            "asgi": {"version": "3.0"},
+        }
+        await transport.app(scope, receive, send)
+
     def metric(self, name: str, **labels: str) -> float:
         """A sample's value."""
         registry = self.context.metrics.registry
@@ -84,6 +103,11 @@ def error_of(reply: httpx.Response) -> dict[str, Any]:
     assert "Traceback" not in reply.text
     error: dict[str, Any] = body["error"]
     return error
+
+
+def weight_commands(site: Site) -> list[AnyWeightCommand]:
+    """The commands about weights that the engine got."""
+    return [each.weights for each in site.engine.commands if isinstance(each, RunWeights)]
 
 
 def chunks_of(text: str) -> list[dict[str, Any]]:
@@ -168,6 +192,13 @@ SiteMaker = Callable[..., AbstractAsyncContextManager[Site]]
 async def site() -> AsyncIterator[Site]:
     """In process, all defaults."""
     async with in_process() as made:
+        yield made
+
+
+@pytest.fixture
+async def steered() -> AsyncIterator[Site]:
+    """In process, whose weights may be changed."""
+    async with in_process(weight_updates=True) as made:
         yield made
 
 

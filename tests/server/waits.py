@@ -1,4 +1,4 @@
-"""How long the event loop was kept."""
+"""How long the event loop was kept, and how often others had their turns."""
 
 from __future__ import annotations
 
@@ -7,6 +7,25 @@ import time
 from collections.abc import Awaitable, Callable
 
 LIMIT_S = 0.05
+
+
+class Turns:
+    """Counts the turns that the event loop gives others while the block runs."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def _count(self) -> None:
+        while True:
+            await asyncio.sleep(0)
+            self.count += 1
+
+    def __enter__(self) -> Turns:
+        self._task = asyncio.create_task(self._count())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._task.cancel()
 
 
 async def longest_wait(action: Callable[[], Awaitable[object]]) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import openai
-from toolbox import PARAMETERS, TOOLS, arguments, note, report, run
+from toolbox import RESPONSES_TOOLS, arguments, note, report, run
 
 base_url, model, question = arguments()
 client = openai.OpenAI(base_url=base_url, api_key="none")
@@ -20,23 +20,13 @@ turns: list[Any] = [
         "content": [{"type": "input_text", "text": question}],
     },
 ]
-tools: Any = [
-    {
-        "type": "function",
-        "name": name,
-        "description": f"To {name} two numbers.",
-        "strict": False,
-        "parameters": PARAMETERS,
-    }
-    for name in TOOLS
-]
 kinds: list[str] = []
 for _ in range(5):
     stream = client.responses.create(
         model=model,
         instructions="Use the tools.",
         input=turns,
-        tools=tools,
+        tools=RESPONSES_TOOLS,
         tool_choice="auto",
         parallel_tool_calls=False,
         reasoning={"effort": "medium", "summary": "auto"},

@@ -9,21 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import openai
-from toolbox import PARAMETERS, TOOLS, arguments, note, report, run
+from toolbox import RESPONSES_TOOLS, arguments, note, report, run
 
 BLOCK = 16
 base_url, model, question = arguments()
 client = openai.OpenAI(base_url=base_url, api_key="none")
-tools: Any = [
-    {
-        "type": "function",
-        "name": name,
-        "description": f"To {name} two numbers.",
-        "strict": False,
-        "parameters": PARAMETERS,
-    }
-    for name in TOOLS
-]
 
 
 def loop(by_items: bool) -> str:
@@ -35,7 +25,7 @@ def loop(by_items: bool) -> str:
         response = client.responses.create(
             model=model,
             input=past + turn,
-            tools=tools,
+            tools=RESPONSES_TOOLS,
             temperature=0,
             previous_response_id=None if by_items else previous,
         )

@@ -39,6 +39,17 @@ PARAMETERS: dict[str, Any] = {
     "additionalProperties": False,
 }
 TOOLS = {"add": add, "multiply": multiply}
+RESPONSES_TOOLS: Any = [
+    {
+        "type": "function",
+        "name": name,
+        "description": f"To {name} two numbers.",
+        "strict": False,
+        "parameters": PARAMETERS,
+    }
+    for name in TOOLS
+]
+"""The same as Responses have them."""
 
 
 def run(name: str, arguments: str | dict[str, Any]) -> str:

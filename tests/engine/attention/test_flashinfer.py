@@ -210,13 +210,18 @@ class Step:
         return plain.attend(layer, self.q.float(), self.k.float(), self.v.float())
 
 
-@pytest.mark.parametrize("layer", range(len(SPECS)))
-@pytest.mark.parametrize("name", STEPS)
-def test_plans(monkeypatch: pytest.MonkeyPatch, name: str, layer: int) -> None:
+def use_wrappers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let wrappers of this file stand in for FlashInfer's."""
     made = flashinfer.IN_FLIGHT
     monkeypatch.setattr(flashinfer, "_wrappers", lambda *args: [Wrapper() for _ in range(made)])
     monkeypatch.setattr(flashinfer, "backend_of", lambda device: "fa3")
     monkeypatch.setattr(flashinfer, "modules_of", lambda *args: set())
+
+
+@pytest.mark.parametrize("layer", range(len(SPECS)))
+@pytest.mark.parametrize("name", STEPS)
+def test_plans(monkeypatch: pytest.MonkeyPatch, name: str, layer: int) -> None:
+    use_wrappers(monkeypatch)
     monkeypatch.setattr(flashinfer, "item_attention", item_attention)
     step = Step(name, "cpu")
     wanted = step.wanted(layer)
@@ -246,10 +251,7 @@ def widen_pages(
 def test_pages_in_float8_are_widened(
     monkeypatch: pytest.MonkeyPatch, name: str, layer: int
 ) -> None:
-    made = flashinfer.IN_FLIGHT
-    monkeypatch.setattr(flashinfer, "_wrappers", lambda *args: [Wrapper() for _ in range(made)])
-    monkeypatch.setattr(flashinfer, "backend_of", lambda device: "fa3")
-    monkeypatch.setattr(flashinfer, "modules_of", lambda *args: set())
+    use_wrappers(monkeypatch)
     monkeypatch.setattr(widened, "widen_pages", widen_pages)
     step = Step(name, "cpu")
     step.cache = in_float8(step.cache, step.specs)

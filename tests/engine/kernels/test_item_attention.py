@@ -1,7 +1,6 @@
 """What a row shares and what it has for itself make one softmax, in float64.
 
-Blocks that belong to nobody, and cells past a row's last key, hold NaN. The interpreter multiplies
-bfloat16's bits as if they were integers, so there float16 stands for it.
+Blocks that belong to nobody, and cells past a row's last key, hold NaN.
 """
 
 from __future__ import annotations
@@ -17,18 +16,11 @@ from engine.contracts.attention import AttentionSpec
 from engine.kernels.item_attention import BLOCK_KEYS, TILE_QUERIES, item_attention, item_tiles
 from engine.memory.pages import KVCache
 from sampling.device.mirror import to_device
-from sampling.device.triton_support import INTERPRETED
+from tests.engine.kernels.paged_cases import BLOCK_SIZE, DTYPES, SPEC
 from tests.engine.kernels.where import DEVICES
 
-DTYPES = [
-    torch.float32,
-    torch.float16,
-    pytest.param(torch.bfloat16, marks=pytest.mark.skipif(INTERPRETED, reason="see above")),
-]
 Rows = list[tuple[int, int]]
 """(keys beyond the shared ones, query tokens) of each."""
-BLOCK_SIZE = 16
-SPEC = AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=32, scale=0.2)
 TILE = TILE_QUERIES // 2
 """Tokens of a tile where two heads share a key head."""
 STEPS: dict[str, list[tuple[int, Rows]]] = {

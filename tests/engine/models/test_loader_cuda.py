@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,12 +78,6 @@ def test_bfloat16_stays_near(name: str, tmp_path: Path) -> None:
     errors = (logits - wanted).norm(dim=-1) / wanted.norm(dim=-1)
     # Some thirty roundings of independent sign; a token that takes another expert is off.
     assert errors.median() < 30**0.5 * torch.finfo(torch.bfloat16).eps
-
-
-@pytest.fixture
-def no_waiting() -> Iterator[None]:
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")

@@ -181,9 +181,8 @@ def _cut(part: LogprobArrays, num_top: int, num_explicit: int) -> LogprobArrays:
     )
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_mixed_requests_get_what_one_rank_gives_them(size: int) -> None:
-    alone, together = of_one_rank(), answers(of(size), mixed())
+def assert_alike(together: Results, alone: Results) -> None:
+    """Assert that several ranks gave the tokens and logprobs of one."""
     assert together.tokens == alone.tokens
     assert together.finish == alone.finish
     for index in (0, 1, 3, 5):
@@ -191,6 +190,12 @@ def test_mixed_requests_get_what_one_rank_gives_them(size: int) -> None:
         assert mine.keys() == theirs.keys() != set()
         for key, arrays in mine.items():
             assert_close(arrays, theirs[key])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_mixed_requests_get_what_one_rank_gives_them(size: int) -> None:
+    alone, together = of_one_rank(), answers(of(size), mixed())
+    assert_alike(together, alone)
     assert together.prompts.keys() == alone.prompts.keys() == set(range(0, 40, 5))
     for handle, arrays in together.prompts.items():
         assert_close(_cut(arrays, 3, 2), _cut(alone.prompts[handle], 3, 2))

@@ -6,7 +6,6 @@ off; a small KV cache forces preemption. What a runner does where it cannot go o
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -23,7 +22,6 @@ from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfi
 from engine.contracts.runner import RunnerLostError, result_of
 from engine.engine import Engine
 from engine.plan import StepPlan
-from engine.request import Request
 from engine.runner.model_runner import ModelRunner
 from engine.startup.build import build_engine
 from sampling.device.mirror import Writes
@@ -31,6 +29,7 @@ from sampling.params import SamplingParams
 from sampling.rows import SamplingRows
 from tests.engine.test_rows import choice
 from tests.engine.tiny_models import FALLBACK, FUSED, VOCAB, write_model
+from tests.engine.traffic import one_a_step, request
 
 MAX_TOKENS = 24
 
@@ -75,24 +74,9 @@ def greedy(model: tuple[Path, PreTrainedModel]) -> Greedy:
 
 
 def _run(engine: Engine, prompts: list[list[int]]) -> dict[int, list[int]]:
-    tokens: dict[int, list[int]] = defaultdict(list)
-    waiting = list(enumerate(prompts))
-    while waiting or engine.has_work:
-        if waiting:
-            handle, prompt = waiting.pop(0)
-            ids = np.array(prompt, dtype=np.int32)
-            params = SamplingParams(temperature=0.0)
-            engine.submit(
-                b"",
-                Request(handle=handle, prompt_token_ids=ids, params=params, max_tokens=MAX_TOKENS),
-            )
-        for _ in range(2):
-            for _, output in engine.step():
-                assert not output.errors, output.errors
-                handles = np.repeat(output.handles, output.num_new)
-                for handle, token in zip(handles.tolist(), output.token_ids.tolist(), strict=True):
-                    tokens[handle].append(token)
-    engine.check()
+    fields: dict[str, Any] = {"params": SamplingParams(temperature=0.0), "max_tokens": MAX_TOKENS}
+    asked = [request(i, prompt, **fields) for i, prompt in enumerate(prompts)]
+    tokens = one_a_step(engine, asked, num_steps=2)
     assert tokens.keys() == set(range(len(prompts)))
     return tokens
 

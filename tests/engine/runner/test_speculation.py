@@ -223,6 +223,11 @@ def test_logprobs_are_those_of_plain_decoding(folder: Path, table: torch.Tensor)
     plain = run(make(folder, None), asked)
     learn(table, plain)
     spoken = run(make(folder, config(4, "coupled")), asked)
+    assert_alike(spoken, plain, params)
+
+
+def assert_alike(spoken: Replies, plain: Replies, params: list[SamplingParams]) -> None:
+    """Assert that replies have the tokens of plain decoding, and what was asked of them."""
     assert tokens_of(spoken) == tokens_of(plain)
     for (handle, choice), reply in plain.items():
         wanted = params[handle % len(params)]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from engine.speculative_config import SpeculativeConfig
@@ -14,7 +13,7 @@ from tests.engine.runner.test_speculation import (
     EVERYTHING,
     REPORTS,
     Tokens,
-    joined,
+    assert_alike,
     make,
     requests,
     run,
@@ -50,12 +49,7 @@ def test_tokens_and_logprobs_are_those_of_plain_decoding(
         change_counts(monkeypatch)
     engine = make(target, speculation, num_blocks=28)
     spoken = run(engine, asked)
-    assert tokens_of(spoken) == tokens_of(plain)
-    for (handle, choice), reply in plain.items():
-        wanted = params[handle % len(params)]
-        mine = joined(spoken[handle, choice], wanted)
-        for name, values in joined(reply, wanted).items():
-            np.testing.assert_allclose(mine[name], values, rtol=1e-4, atol=1e-4, err_msg=name)
+    assert_alike(spoken, plain, params)
     stats = engine.stats().drafts
     assert stats is not None
     assert 0 < stats.num_accepted < stats.num_draft_tokens

@@ -6,7 +6,6 @@ the order of sums, and the prompts are such that no choice is that close.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from engine.request import Request
 from engine.speculative_config import SpeculativeConfig
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams
+from tests.engine.traffic import one_a_step
 
 pytestmark = pytest.mark.gpu
 
@@ -67,28 +67,18 @@ def run(
     """Requests arrive one a step; `order` says which first."""
     rng = np.random.default_rng(5)
     prompts = [rng.integers(2, 8000, n).astype(np.int32) for n in (3, 17, 40, 64, 9, 30, 21, 5)]
-    waiting = list(order or range(len(prompts)))
-    tokens: dict[int, list[int]] = {handle: [] for handle in waiting}
-    while waiting or engine.has_work:
-        if waiting:
-            handle = waiting.pop(0)
-            params = wishes[handle % len(wishes)]
-            engine.submit(
-                b"",
-                Request(
-                    handle=handle,
-                    prompt_token_ids=prompts[handle],
-                    params=params,
-                    max_tokens=max_tokens,
-                ),
+    return one_a_step(
+        engine,
+        [
+            Request(
+                handle=handle,
+                prompt_token_ids=prompts[handle],
+                params=wishes[handle % len(wishes)],
+                max_tokens=max_tokens,
             )
-        for _, output in engine.step():
-            assert not output.errors, output.errors
-            handles = np.repeat(output.handles, output.num_new)
-            for handle, token in zip(handles.tolist(), output.token_ids.tolist(), strict=True):
-                tokens[handle].append(token)
-    engine.check()
-    return tokens
+            for handle in order or range(len(prompts))
+        ],
+    )
 
 
 def test_coupled_and_greedy_tokens_are_those_of_plain_decoding() -> None:
@@ -131,12 +121,6 @@ def test_a_draft_model_that_is_the_target_is_always_right() -> None:
     assert stats is not None
     assert stats.num_draft_tokens > 200
     assert stats.num_accepted > 0.95 * stats.num_draft_tokens  # a row's last drafts find no room
-
-
-@pytest.fixture
-def no_waiting() -> Iterator[None]:
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

@@ -5,7 +5,6 @@ In float32 tokens are equal where logits are, and the prompts are such that no c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -86,12 +85,6 @@ def test_draws_under_grammars_are_captured(
     many_requests(reader, 12, seed=4)
     assert len(found) > 10
     assert all(found)
-
-
-@pytest.fixture
-def no_waiting() -> Iterator[None]:
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

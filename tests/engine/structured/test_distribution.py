@@ -21,6 +21,7 @@ from demo import MODEL_FOLDER
 from sampling import reference
 from sampling.params import SamplingParams
 from sampling.selftest.statistics import chi_square
+from tests.engine.exact import distribution
 from tests.engine.structured.constrained import (
     EAGLE,
     ENDS,
@@ -78,22 +79,12 @@ class GrammarTarget:
 
     def _next_token(self, prefix: Sequence, logits: np.ndarray) -> dict[int, float]:
         """p of each id that may follow a prefix, by textbook masks, penalties and filters."""
-        params, matcher = self._params, self._compiled.deep_copy()
+        matcher = self._compiled.deep_copy()
         assert matcher.consume_tokens(list(prefix))
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.int32)
         masked = np.where(reference.allowed(bits, len(logits)), logits, -np.inf)
-        masked = reference.penalize(
-            masked,
-            np.bincount(prefix, minlength=len(logits)) if prefix else np.zeros(len(logits), int),
-            np.isin(np.arange(len(logits)), self._prompt),
-            repetition=params.repetition_penalty,
-            presence=params.presence_penalty,
-            frequency=params.frequency_penalty,
-        )
-        left = reference.kept(masked, temperature=params.temperature, top_p=params.top_p)
-        weights = np.exp((masked - masked[left].max()) / params.temperature) * left
-        weights /= weights.sum()
-        return {token: float(weights[token]) for token in np.flatnonzero(left).tolist()}
+        weights = distribution(masked, self._prompt, prefix, self._params)
+        return {token: float(weights[token]) for token in np.flatnonzero(weights).tolist()}
 
     def p_value(self, drawn: list[Sequence], length: int | None) -> float:
         """How likely draws are to be as far off as these, by their first `length` tokens."""

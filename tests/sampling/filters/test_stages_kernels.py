@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -29,6 +28,7 @@ from sampling.params import SamplingParams
 from sampling.paths import torch_edits
 from sampling.race import MASS_ERROR, Cut, tile_masses
 from sampling.rows import FILTERED, LOG_MIN_P, TEMPERATURE, TOP_K, TOP_P, SamplingRows
+from tests.sampling.steps import batch_of_all
 
 pytestmark = [
     pytest.mark.skipif(
@@ -100,14 +100,7 @@ def make_batch(
     for row, params in enumerate(params_of_rows):
         rows.add(row, params, seed=row, choice=0, prompt_len=2, num_tokens=8)
     rows.flush()
-    rows_np = np.arange(n, dtype=np.int32)
-    batch = SamplingBatch(
-        torch.arange(n, dtype=torch.int32, device=device),
-        torch.full((n,), 8, device=device),
-        rows_np,
-        rows.needs(rows_np),
-    )
-    return batch, rows
+    return batch_of_all(rows, 8), rows
 
 
 def wanted_cuts(values: Tensor, rows: SamplingRows) -> Cut:

@@ -19,7 +19,7 @@ from sampling.noise import TILE
 from sampling.params import SamplingParams
 from sampling.race import MASS_ERROR
 from sampling.rows import SamplingRows
-from tests.sampling.steps import bitmap
+from tests.sampling.steps import batch_of_all, bitmap
 from tests.sampling.test_sampler_kernels import DEVICES, pytestmark  # noqa: F401
 
 NUM_ROWS, NUM_TILES, TEMPERATURE = 2, 5, 0.7
@@ -38,14 +38,7 @@ def make_source(device: str, wish: dict[str, Any]) -> tuple[Source, Tensor]:
         params = SamplingParams(temperature=TEMPERATURE, **wish)
         rows.add(row, params, seed=row, choice=0, prompt_len=1, num_tokens=4)
     rows.flush()
-    rows_np = np.arange(NUM_ROWS, dtype=np.int32)
-    batch = SamplingBatch(
-        torch.arange(NUM_ROWS, dtype=torch.int32, device=where),
-        torch.full((NUM_ROWS,), 4, device=where),
-        rows_np,
-        rows.needs(rows_np),
-    )
-    return Source.of(logits.to(where), batch, rows), logits.float()
+    return Source.of(logits.to(where), batch_of_all(rows, 4), rows), logits.float()
 
 
 def assert_right(

@@ -20,6 +20,7 @@ from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerConfig
 from sampling.selftest.statistics import chi_square
 from tests.sampling.environment import config_on
+from tests.sampling.steps import batch_of_all
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where a GPU is silent
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
@@ -36,14 +37,7 @@ def make_batch(
     for row, wish in enumerate(wishes):
         rows.add(row, SamplingParams(**wish), seed=row, choice=0, prompt_len=1, num_tokens=4)
     rows.flush()
-    rows_np = np.arange(n, dtype=np.int32)
-    batch = SamplingBatch(
-        torch.arange(n, dtype=torch.int32, device=device),
-        torch.full((n,), 4, device=device),
-        rows_np,
-        rows.needs(rows_np),
-    )
-    return batch, rows
+    return batch_of_all(rows, 4), rows
 
 
 @interpreted

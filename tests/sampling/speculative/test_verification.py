@@ -185,6 +185,20 @@ def test_a_bad_row_keeps_the_tokens_before_it_and_stays_alone(
     assert not verified.bad.any()
 
 
+@pytest.mark.parametrize("method", ["standard", "coupled"])
+@pytest.mark.parametrize("wish", [{}, {"temperature": 0.0}])
+def test_token_0_is_no_accepted_draft_of_a_bad_row(wish: dict[str, Any], method: Method) -> None:
+    """A bad row's token is 0, which may be its draft too: its later drafts are not looked at."""
+    step = random_step([wish], 30, 3, 40, has_draft_logits=True)
+    step.draft_ids[:, 0] = 0
+    logits = step.logits.clone()
+    logits[starts(step)] = torch.nan
+    verified, _ = replace(step, logits=logits).verify(method)
+    assert (verified.bad == UNUSABLE_LOGITS).all()
+    assert not verified.num_new.any()
+    assert not verified.num_accepted.any()
+
+
 def test_masks_that_leave_nothing_behind_accepted_drafts_have_a_code_of_their_own() -> None:
     step = random_step([{"constrained": True}], 30, 3, 40, has_draft_logits=True)
     everything = list(range(40))

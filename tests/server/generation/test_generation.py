@@ -18,6 +18,7 @@ from server.schema.base import validate
 from tests.fakes import EOS, FakeEngine, says
 from tests.server.conftest import Site, eventually, in_process
 from tests.server.slowness import slowness
+from tests.server.waits import Turns
 
 
 async def generation_of(site: Site, **body: Any) -> Generation:
@@ -174,19 +175,9 @@ class TestManyChoices:
     async def test_others_go_on_while_prompts_are_submitted(self) -> None:
         async with in_process() as site:
             generation = await generation_of(site, prompt=["a"] * 10 * SUBMIT_SLICE)
-            turns = 0
-
-            async def other() -> None:
-                nonlocal turns
-                while True:
-                    await asyncio.sleep(0)
-                    turns += 1
-
-            task = asyncio.create_task(other())
-            with generation:
+            with generation, Turns() as turns:
                 await generation.submit()
-                assert turns >= 8  # nine pauses, of which the first starts the task
-                task.cancel()
+                assert turns.count >= 8  # nine pauses, of which the first starts the task
 
     async def test_all_are_counted_before_the_first_is_sent(self) -> None:
         async with in_process(FakeEngine(max_rows=2), max_waiting_requests=200) as site:

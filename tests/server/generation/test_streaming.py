@@ -219,19 +219,7 @@ async def test_what_has_arrived_goes_out_as_one_chunk_a_choice() -> None:
         sent.append(message.get("body", b""))
 
     async with in_process() as site:
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v1/completions",
-            "headers": [],
-            "query_string": b"",
-            "http_version": "1.1",
-            "scheme": "http",
-            "server": ("t", 1),
-            "asgi": {"version": "3.0"},
-        }
-        app = site.client._transport.app  # type: ignore[attr-defined]
-        await app(scope, receive, send)
+        await site.call("/v1/completions", receive, send)
     chunks = chunks_of(b"".join(sent).decode())
     assert len(chunks) < 20
     assert joined(chunks)[0]["text"] == ("abcdef" * 40)[:200]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-import httpx
 import pytest
 
 from server.errors import ApiError
@@ -256,19 +255,7 @@ class TestAccounts:
         async def send(message: object) -> None:
             pass
 
-        transport = site.client._transport
-        assert isinstance(transport, httpx.ASGITransport)
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v1/completions",
-            "headers": [],
-            "query_string": b"",
-            "http_version": "1.1",
-            "scheme": "http",
-            "server": ("t", 1),
-        }
-        await transport.app(scope, receive, send)
+        await site.call("/v1/completions", receive, send)
         assert site.metric("tailrace_request_outcomes_total", outcome="abort") == 1
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from server.http.reply import PART_BYTES, json_reply
+from tests.server.waits import Turns
 
 
 async def sent(raw: bytes) -> list[dict[str, Any]]:
@@ -40,15 +40,6 @@ async def test_the_body_is_whole_and_its_length_known(length: int) -> None:
 
 
 async def test_others_have_their_turns_between_parts() -> None:
-    turns = 0
-
-    async def other() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
-
-    task = asyncio.create_task(other())
-    await sent(b"x" * 10 * PART_BYTES)
-    task.cancel()
-    assert turns >= 8
+    with Turns() as turns:
+        await sent(b"x" * 10 * PART_BYTES)
+    assert turns.count >= 8

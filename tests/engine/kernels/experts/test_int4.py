@@ -145,31 +145,17 @@ def test_in_an_order_of_inputs(path: Any, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, NARROW])
-@pytest.mark.parametrize("num_tokens", [1, 2])
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 12])
 @pytest.mark.parametrize(("sizes", "kind"), list(zip(SIZES, KINDS, strict=True)))
-def test_few(
+def test_few_and_many(
     sizes: tuple[int, int, int, int],
     kind: tuple[str, int, bool, torch.dtype],
     num_tokens: int,
     dtype: torch.dtype,
     device: str,
 ) -> None:
-    case = Case(sizes, kind, num_tokens, dtype, device)
-    case.check(experts_few(case.x, case.routing, case.weights, None))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, NARROW])
-@pytest.mark.parametrize("num_tokens", [3, 12])
-@pytest.mark.parametrize(("sizes", "kind"), list(zip(SIZES, KINDS, strict=True)))
-def test_many(
-    sizes: tuple[int, int, int, int],
-    kind: tuple[str, int, bool, torch.dtype],
-    num_tokens: int,
-    dtype: torch.dtype,
-    device: str,
-) -> None:
-    case = Case(sizes, kind, num_tokens, dtype, device)
-    got = experts_triton(case.x, case.routing, case.weights, None)
-    case.check(got, rounds_weights=True)
-    assert torch.equal(got, experts_triton(case.x, case.routing, case.weights, None))
+    case, are_few = Case(sizes, kind, num_tokens, dtype, device), num_tokens < 3
+    path = experts_few if are_few else experts_triton
+    got = path(case.x, case.routing, case.weights, None)
+    case.check(got, rounds_weights=not are_few)
+    assert torch.equal(got, path(case.x, case.routing, case.weights, None))

@@ -5,7 +5,12 @@ import pytest
 import torch
 
 from engine.kernels.experts.groups import BLOCK, group_pairs_torch, group_pairs_triton
-from engine.kernels.experts.routing import RoutingRules, choose_experts_torch, choose_experts_triton
+from engine.kernels.experts.routing import (
+    Routing,
+    RoutingRules,
+    choose_experts_torch,
+    choose_experts_triton,
+)
 from tests.engine.kernels.where import DEVICES
 
 
@@ -45,6 +50,23 @@ GROUPED = [
 """For 24 experts."""
 
 
+def assert_best(
+    routing: Routing,
+    token: int,
+    experts: list[int],
+    scores: torch.Tensor,
+    compared: list[float],
+    rules: RoutingRules,
+) -> None:
+    """Assert that a token has the best of some experts, weighted by their float64 scores [24]."""
+    ids = sorted(experts, key=lambda expert: -compared[expert])[: rules.top_k]
+    assert routing.ids[token].tolist() == ids
+    wanted = scores[ids] * rules.scale
+    if rules.over_chosen:
+        wanted = wanted / scores[ids].sum()
+    torch.testing.assert_close(routing.weights[token].double(), wanted, rtol=1e-5, atol=0)
+
+
 def test_groups_of_experts() -> None:
     """DeepSeek-V2's rule by its definition in float64, expert by expert."""
     logits = 3 * torch.randn(50, 24)
@@ -57,13 +79,7 @@ def test_groups_of_experts() -> None:
             order = sorted(range(rules.num_groups), key=lambda group: -best[group])
             taken = order[: rules.top_groups]
             rest = [e for e in range(24) if e // size in taken]
-            rest.sort(key=lambda expert: -shares[token, expert])
-            ids = rest[: rules.top_k]
-            assert routing.ids[token].tolist() == ids
-            wanted = shares[token, ids] * rules.scale
-            if rules.over_chosen:
-                wanted = wanted / shares[token, ids].sum()
-            torch.testing.assert_close(routing.weights[token].double(), wanted, rtol=1e-5, atol=0)
+            assert_best(routing, token, rest, shares[token], shares[token].tolist(), rules)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -98,13 +114,7 @@ def test_sigmoid_scores(rules: RoutingRules) -> None:
         order = sorted(range(rules.num_groups), key=lambda group: -of_group[group])
         taken = order[: rules.top_groups]
         rest = [e for e in range(24) if e // size in taken]
-        rest.sort(key=lambda expert: -own[expert])
-        ids = rest[: rules.top_k]
-        assert routing.ids[token].tolist() == ids
-        wanted = scores[token, ids] * rules.scale
-        if rules.over_chosen:
-            wanted = wanted / scores[token, ids].sum()
-        torch.testing.assert_close(routing.weights[token].double(), wanted, rtol=1e-5, atol=0)
+        assert_best(routing, token, rest, scores[token], own, rules)
 
 
 @pytest.mark.parametrize("device", DEVICES)

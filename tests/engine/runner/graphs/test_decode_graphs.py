@@ -8,8 +8,6 @@ errors stay below a twentieth of it.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +19,12 @@ from transformers import AutoModelForCausalLM
 from demo import MODEL_FOLDER
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.request import Request
 from engine.runner.graphs.captured_needs import COMMON_NEEDS, covers, ladder
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams
 from sampling.rows import PENALIZED, PROCESSED, RANDOM, SamplingNeeds
 from tests.engine.tiny_models import FUSED, VOCAB, write_model
+from tests.engine.traffic import one_a_step, request
 
 GAP, MARGIN = 1e-5, 0.1
 GREEDY = SamplingParams(temperature=0.0)
@@ -72,23 +70,8 @@ def run(
     engine: Engine, prompts: list[list[int]], params: SamplingParams, max_tokens: int = 24
 ) -> Tokens:
     """Requests arrive one a step."""
-    tokens: Tokens = defaultdict(list)
-    waiting = list(enumerate(prompts))
-    while waiting or engine.has_work:
-        if waiting:
-            handle, prompt = waiting.pop(0)
-            ids = np.array(prompt, dtype=np.int32)
-            engine.submit(
-                b"",
-                Request(handle=handle, prompt_token_ids=ids, params=params, max_tokens=max_tokens),
-            )
-        for _, output in engine.step():
-            assert not output.errors, output.errors
-            handles = np.repeat(output.handles, output.num_new)
-            for handle, token in zip(handles.tolist(), output.token_ids.tolist(), strict=True):
-                tokens[handle].append(token)
-    engine.check()
-    return tokens
+    fields: dict[str, Any] = {"params": params, "max_tokens": max_tokens}
+    return one_a_step(engine, [request(i, ids, **fields) for i, ids in enumerate(prompts)])
 
 
 def prompts_of(vocab_size: int) -> list[list[int]]:
@@ -150,12 +133,6 @@ def test_replayed_and_eager_steps_draw_the_same_at_one_size(tmp_path: Path) -> N
     graphs = engine_of(tmp_path, cuda_graphs=True, max_rows=4)
     for params in cases:
         assert run(graphs, prompts, params) == run(eager, prompts, params)
-
-
-@pytest.fixture
-def no_waiting() -> Iterator[None]:
-    yield
-    torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu

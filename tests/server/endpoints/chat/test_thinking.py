@@ -77,17 +77,17 @@ async def test_a_budget_without_a_grammar() -> None:
         assert request.thinking_budget.are_open
 
 
+THINKING_MESSAGE = {
+    "model": "fake",
+    "max_tokens": 60,
+    "messages": [{"role": "user", "content": "hi"}],
+    "thinking": {"type": "enabled", "budget_tokens": 6},
+}
+
+
 async def test_a_message_s_budget() -> None:
     async with in_process(engine(2), chat_template=OPEN) as site:
-        reply = await site.client.post(
-            "/v1/messages",
-            json={
-                "model": "fake",
-                "max_tokens": 60,
-                "messages": [{"role": "user", "content": "hi"}],
-                "thinking": {"type": "enabled", "budget_tokens": 6},
-            },
-        )
+        reply = await site.client.post("/v1/messages", json=THINKING_MESSAGE)
         body = reply.json()
         assert reply.status_code == 200, body
         assert [block["type"] for block in body["content"]] == ["thinking", "text"]
@@ -114,14 +114,6 @@ async def test_what_is_refused(template: str, fields: dict[str, Any], param: str
 
 async def test_a_message_s_budget_where_thoughts_are_not_known() -> None:
     async with in_process(engine(0), chat_template=PLAIN) as site:
-        reply = await site.client.post(
-            "/v1/messages",
-            json={
-                "model": "fake",
-                "max_tokens": 60,
-                "messages": [{"role": "user", "content": "hi"}],
-                "thinking": {"type": "enabled", "budget_tokens": 6},
-            },
-        )
+        reply = await site.client.post("/v1/messages", json=THINKING_MESSAGE)
         assert reply.status_code == 400
         assert reply.json()["error"]["message"].startswith("thinking.budget_tokens needs a model")

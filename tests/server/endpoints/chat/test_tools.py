@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.request import Finish
@@ -19,6 +19,7 @@ from tests.server.endpoints.chat.tool_replies import (
     PARTS,
     PLAIN,
     REPLY,
+    SLOW_FIXTURES,
     TEMPLATE,
     TOOLS,
     call,
@@ -219,12 +220,6 @@ class TestLogprobs:
             [choice] = (await chat(site, **fields, **TOOLS))["choices"]
             assert choice["message"]["content"] == ""
             assert len(choice["logprob_token_ids"]["logprobs"]) == 1
-
-
-SLOW_FIXTURES = settings(
-    max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 @SLOW_FIXTURES

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
+SLOW_FIXTURES = settings(
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 TEMPLATE = (
     "{% for t in tools or [] %}[tool]{{ t.function.name }}{% endfor %}"
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"

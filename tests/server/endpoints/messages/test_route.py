@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from anthropic.types import MessageTokensCount, RawMessageStreamEvent
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from pydantic_core import from_json
@@ -17,7 +17,7 @@ from server.endpoints.messages.shape import SIGNATURE
 from tests.fakes import EOS, FakeEngine, says
 from tests.server.conftest import MODEL, Site, in_process
 from tests.server.endpoints.chat.chats import prompt_of
-from tests.server.endpoints.chat.tool_replies import PARTS, REPLY, TEMPLATE, call
+from tests.server.endpoints.chat.tool_replies import PARTS, REPLY, SLOW_FIXTURES, TEMPLATE, call
 from tests.server.endpoints.messages.sent import HELLO, TOOLS, error_of, send
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
@@ -217,12 +217,6 @@ class TestStream:
         error = {"type": "api_error", "message": "it broke"}
         assert events[-1]["type"] == "error"
         assert events[-1]["error"].items() >= error.items()
-
-
-SLOW_FIXTURES = settings(
-    max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 @SLOW_FIXTURES

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.request import Finish
 from tests.fakes import EOS, FakeEngine, says
 from tests.server.conftest import MODEL, Site, in_process
 from tests.server.endpoints.chat.chats import chat, prompt_of
-from tests.server.endpoints.chat.tool_replies import PARTS, REPLY, TEMPLATE, call
+from tests.server.endpoints.chat.tool_replies import PARTS, REPLY, SLOW_FIXTURES, TEMPLATE, call
 from tests.server.endpoints.responses.sent import TOOLS, events_of, respond
 
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
@@ -234,12 +234,6 @@ async def test_chats_by_any_name_ask_the_engine_for_the_same() -> None:
     for other in others:
         assert other.prompt_token_ids.tolist() == first.prompt_token_ids.tolist()
         assert (other.params, other.max_tokens, other.n) == (first.params, 9, 1)
-
-
-SLOW_FIXTURES = settings(
-    max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 @SLOW_FIXTURES

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from engine.contracts.control import AbortRequests, EngineState, FlushPrefixes, Pause, Resume
@@ -11,12 +9,6 @@ from engine.errors import ControlError
 from engine.request import Finish
 from tests.fakes import FakeEngine, says
 from tests.server.conftest import Site, error_of, in_process
-
-
-@pytest.fixture
-async def steered() -> AsyncIterator[Site]:
-    async with in_process(weight_updates=True) as site:
-        yield site
 
 
 async def test_there_are_no_such_routes_unless_they_are_asked_for() -> None:

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from engine.contracts.control import EngineState, Pause, Sleep, WakeUp
-from tests.server.conftest import Site, in_process
-
-
-@pytest.fixture
-async def steered() -> AsyncIterator[Site]:
-    async with in_process(weight_updates=True) as site:
-        yield site
+from tests.server.conftest import Site
 
 
 @pytest.mark.parametrize(

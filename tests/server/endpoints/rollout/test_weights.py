@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from engine.contracts.control import EngineState, Pause, Resume, RunWeights
 from engine.contracts.weights import (
     AbandonUpdate,
-    AnyWeightCommand,
     BeginUpdate,
     DrafterFate,
     EndGroup,
@@ -30,7 +28,7 @@ from engine.contracts.weights import (
     WeightList,
     WeightUpdateError,
 )
-from tests.server.conftest import Site, error_of, in_process
+from tests.server.conftest import Site, error_of, weight_commands
 
 WEIGHTS = WeightList(
     weights=(
@@ -38,17 +36,6 @@ WEIGHTS = WeightList(
         WeightEntry(name="b", shape=(), dtype="float32", checksum="2"),
     )
 )
-
-
-@pytest.fixture
-async def steered() -> AsyncIterator[Site]:
-    async with in_process(weight_updates=True) as site:
-        yield site
-
-
-def sent(site: Site) -> list[AnyWeightCommand]:
-    """The commands about weights that the engine got."""
-    return [each.weights for each in site.engine.commands if isinstance(each, RunWeights)]
 
 
 async def posted(site: Site, path: str, body: Any = None, status: int = 200) -> Any:
@@ -72,7 +59,7 @@ async def test_the_course_of_trl_s_client(steered: Site) -> None:
     assert "message" in await posted(steered, "/update_weights", {"update_info": info})
     assert "message" in await posted(steered, "/finish_weight_update", {})
     assert await posted(steered, "/reset_prefix_cache") == {"success": True}
-    group, *others = sent(steered)
+    group, *others = weight_commands(steered)
     assert group == InitGroup(
         name="vllm",
         world_size=2,
@@ -97,7 +84,11 @@ async def test_the_course_of_skyrl_s_trainer(steered: Site) -> None:
     assert await posted(steered, "/collective_rpc", finish) == {"results": [None]}
     await posted(steered, "/resume")
     source = GroupSource(group="vllm", names=("a",), dtypes=("bfloat16",), shapes=((2, 3),))
-    assert sent(steered) == [BeginUpdate(), ReceiveTensors(source=source), FinishUpdate()]
+    assert weight_commands(steered) == [
+        BeginUpdate(),
+        ReceiveTensors(source=source),
+        FinishUpdate(),
+    ]
     for body, param in (
         ({"method": "exec"}, "method"),
         (begin | {"args": [1]}, "args"),
@@ -120,7 +111,11 @@ async def test_the_course_of_prime_rl_s_orchestrator(steered: Site) -> None:
     pause, *_, resume = steered.engine.commands
     assert pause == Pause(mode="keep", forgets=False, refuses=False)
     assert resume == Resume()
-    assert sent(steered) == [BeginUpdate(), ReceiveTensors(source=source), FinishUpdate()]
+    assert weight_commands(steered) == [
+        BeginUpdate(),
+        ReceiveTensors(source=source),
+        FinishUpdate(),
+    ]
 
 
 async def test_other_sources(steered: Site) -> None:
@@ -132,7 +127,7 @@ async def test_other_sources(steered: Site) -> None:
         {"ipc_handles_pickled": raw, "names": ["a"], "dtype_names": ["bfloat16"], "shapes": [[2]]},
     ):
         await posted(steered, "/update_weights", {"update_info": info})
-    folder, given, handles = (each.source for each in sent(steered))  # type: ignore[union-attr]
+    folder, given, handles = (each.source for each in weight_commands(steered))  # type: ignore[union-attr]
     assert folder == FolderSource(path="/folder")
     assert given == GivenSource(tensors=(TensorBytes("a", "float32", (2,), b"12345678"),))
     assert handles == IpcSource(
@@ -147,7 +142,7 @@ async def test_a_folder_is_an_update_of_its_own(steered: Site, drafter: DrafterF
         steered, "/update_weights", body if drafter == "keep" else body | {"drafter": "off"}
     )
     source = FolderSource(path="/folder")
-    assert sent(steered) == [
+    assert weight_commands(steered) == [
         BeginUpdate(),
         ReceiveTensors(source=source),
         FinishUpdate(version="3", drafter=drafter),
@@ -159,7 +154,7 @@ async def test_versions(steered: Site) -> None:
     await posted(steered, "/start_draft_weight_update", {"check": True})
     reply = await posted(steered, "/update_weight_version", {"new_version": "4"})
     assert (reply["success"], reply["new_version"]) == (True, "4")
-    assert sent(steered) == [
+    assert weight_commands(steered) == [
         FinishUpdate(version="3", drafter="off"),
         BeginUpdate(target="draft", check=True),
         SetVersion(version="4"),
@@ -182,7 +177,7 @@ async def test_checksums(steered: Site) -> None:
         "match": False,
         "mismatches": ["b", "c"],
     }
-    assert sent(steered) == [ListWeights(checksums=True)] * 2
+    assert weight_commands(steered) == [ListWeights(checksums=True)] * 2
     refused = await steered.client.post("/weight_checker", json={"action": "compare"})
     assert error_of(refused)["param"] == "baseline"
 
@@ -196,7 +191,7 @@ async def test_the_list(steered: Site) -> None:
         "dtype": "bfloat16",
         "checksum": "1",
     }
-    assert sent(steered) == [ListWeights(checksums=True, target="draft")]
+    assert weight_commands(steered) == [ListWeights(checksums=True, target="draft")]
 
 
 async def test_a_refusal_names_its_reason(steered: Site) -> None:
@@ -208,7 +203,7 @@ async def test_a_refusal_names_its_reason(steered: Site) -> None:
     assert (reply.status_code, error_of(reply)["code"]) == (409, "no_update")
     steered.engine.refusal = None
     await posted(steered, "/shutdown_weight_transfer_engine")
-    assert sent(steered)[-1] == EndGroup(name="vllm")
+    assert weight_commands(steered)[-1] == EndGroup(name="vllm")
 
 
 async def test_an_update_that_fails_midway_is_abandoned(
@@ -225,7 +220,7 @@ async def test_an_update_that_fails_midway_is_abandoned(
     monkeypatch.setattr(steered.engine, "control", fails_to_receive)
     reply = await steered.client.post("/update_weights", json={"weight_dir": "/none"})
     assert (reply.status_code, error_of(reply)["code"]) == (400, "bad_source")
-    assert sent(steered)[-1] == AbandonUpdate()
+    assert weight_commands(steered)[-1] == AbandonUpdate()
 
 
 @pytest.mark.parametrize(
@@ -257,9 +252,9 @@ async def test_bad_bodies(steered: Site, path: str, body: Any, words: str) -> No
     reply = await steered.client.post(path, json=body)
     assert reply.status_code == 400
     assert words in error_of(reply)["message"]
-    assert not sent(steered)
+    assert not weight_commands(steered)
 
 
 async def test_nothing_is_formed_where_tensors_need_no_group(steered: Site) -> None:
     await posted(steered, "/init_weight_transfer_engine", {"init_info": {}})
-    assert not sent(steered)
+    assert not weight_commands(steered)

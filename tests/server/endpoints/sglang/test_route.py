@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from engine.contracts.control import AbortRequests, FlushPrefixes, Pause, Resume
 from engine.errors import ControlError
-from tests.server.conftest import Site, error_of, in_process
-
-
-@pytest.fixture
-async def steered() -> AsyncIterator[Site]:
-    async with in_process(weight_updates=True) as site:
-        yield site
+from tests.server.conftest import Site, error_of
 
 
 @pytest.mark.parametrize(

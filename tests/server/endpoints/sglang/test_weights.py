@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from engine.contracts.control import AbortRequests, EngineState, RunWeights, Sleep, WakeUp
 from engine.contracts.weights import (
-    AnyWeightCommand,
     BeginUpdate,
     BucketSource,
     EndGroup,
@@ -26,17 +24,7 @@ from engine.contracts.weights import (
     WeightUpdateError,
     WeightValues,
 )
-from tests.server.conftest import Site, in_process
-
-
-@pytest.fixture
-async def steered() -> AsyncIterator[Site]:
-    async with in_process(weight_updates=True) as site:
-        yield site
-
-
-def sent(site: Site) -> list[AnyWeightCommand]:
-    return [each.weights for each in site.engine.commands if isinstance(each, RunWeights)]
+from tests.server.conftest import Site, weight_commands
 
 
 async def posted(site: Site, path: str, status: int = 200, **body: Any) -> Any:
@@ -77,7 +65,7 @@ async def test_the_course_of_slime_s_trainer(steered: Site) -> None:
         dtypes=("bfloat16", "float32"),
         shapes=((2, 3), ()),
     )
-    assert sent(steered) == [
+    assert weight_commands(steered) == [
         InitGroup(
             name="slime-pp_0",
             world_size=3,
@@ -91,7 +79,7 @@ async def test_the_course_of_slime_s_trainer(steered: Site) -> None:
         FinishUpdate(version="5"),
     ]
     await posted(steered, "/destroy_weights_update_group", group_name="slime-pp_0")
-    assert sent(steered)[-1] == EndGroup(name="slime-pp_0")
+    assert weight_commands(steered)[-1] == EndGroup(name="slime-pp_0")
 
 
 async def test_other_sources(steered: Site) -> None:
@@ -113,7 +101,7 @@ async def test_other_sources(steered: Site) -> None:
         shapes=[[1]],
         load_format="flattened_bucket",
     )
-    sources = [each.source for each in sent(steered) if isinstance(each, ReceiveTensors)]
+    sources = [each.source for each in weight_commands(steered) if isinstance(each, ReceiveTensors)]
     assert sources == [
         FolderSource(path="/folder"),
         IpcSource(handles=(b"pickle",), layout="flattened_bucket"),
@@ -140,7 +128,7 @@ async def test_updates_within_a_session_are_parts_of_one(
     for path in ("/x", "/y"):
         await posted(steered, "/update_weights_from_disk", model_path=path)
     await posted(steered, "/end_weight_update", weight_version="2")
-    assert [type(each) for each in sent(steered)] == [
+    assert [type(each) for each in weight_commands(steered)] == [
         *(BeginUpdate, BeginUpdate, ReceiveTensors, BeginUpdate, ReceiveTensors, FinishUpdate),
     ]
 
@@ -161,7 +149,7 @@ async def test_get_weights_by_name(steered: Site) -> None:
     )
     found = await posted(steered, "/get_weights_by_name", name="a", truncate_size=2)
     assert found == [[1.0, 2.0], [3.0, 4.0]]
-    assert sent(steered) == [ReadWeight(name="a", truncate=2)]
+    assert weight_commands(steered) == [ReadWeight(name="a", truncate=2)]
 
 
 async def test_memory(steered: Site) -> None:
