@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 
 from benchmarks import (
+    bench_decisions,
     bench_expert_steps,
     bench_logprobs,
     bench_quantized,
@@ -54,6 +55,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     f"starts:{SMALL}": partial(start_figures, SMALL),
     **{f"serving:{shape}": partial(serving_figures, shape) for shape in (*SHAPES, LLAMA)},
     **{f"scoring:{shape}": partial(scoring_figures, shape) for shape in SHAPES},
+    **{f"decisions:{shape}": partial(bench_decisions.figures, shape) for shape in SHAPES},
     **{f"rollouts:{shape}": partial(bench_rollouts.figures, shape) for shape in SHAPES},
     **{f"structured:{shape}": partial(bench_structured.figures, shape) for shape in SHAPES},
 }
