@@ -28,7 +28,7 @@ from demo.tokens import EncodedCorpus, encode_corpus
 
 PROMPT_TOKENS = 256
 OUTPUT_TOKENS = 256
-NUM_DRAFTS = 4
+NUM_DRAFTS = 6
 SETTINGS = ((0.0, "greedy"), (0.7, "greedy"), (0.7, "gumbel"), (1.0, "greedy"), (1.0, "gumbel"))
 """Temperature, and how drafts are drawn."""
 
@@ -103,18 +103,19 @@ def acceptance_probabilities(
     text: torch.Tensor,
     temperature: float,
     drafts: str,
+    num_drafts: int = NUM_DRAFTS,
 ) -> torch.Tensor:
     """Probability that the draft for each token of text [B, T] was accepted: [B, k, T].
 
     Entry [b, j, n] is for the token at n, drafted j after the first of its step.
     """
-    accepted = torch.zeros(len(text), NUM_DRAFTS, text.shape[1])
+    accepted = torch.zeros(len(text), num_drafts, text.shape[1])
     for b, ids in enumerate(text):  # one by one: logits of all of them would be gigabytes
         made = target.model(input_ids=ids[None], use_cache=False, output_hidden_states=True)
         features, scale = made.last_hidden_state, temperature or 1.0
         log_p = (target.lm_head(features[:, 1:-1]).float() / scale).log_softmax(-1)
         tokens = ids[None, 2:, None]
-        outputs = head.outputs(target, ids[None], made.hidden_states, NUM_DRAFTS)
+        outputs = head.outputs(target, ids[None], made.hidden_states, num_drafts)
         for j, output in enumerate(outputs):
             log_q = (target.lm_head(output).float() / scale).log_softmax(-1)
             if drafts == "greedy":
@@ -149,7 +150,10 @@ def held_out_prompts(corpus: EncodedCorpus) -> torch.Tensor:
 
 
 def measure(
-    target: LlamaForCausalLM, head: MeasuredHead, corpus: EncodedCorpus
+    target: LlamaForCausalLM,
+    head: MeasuredHead,
+    corpus: EncodedCorpus,
+    num_drafts: int = NUM_DRAFTS,
 ) -> list[Acceptance]:
     """Acceptance in every one of `SETTINGS`, on what the target makes of held-out documents."""
     device = target.device
@@ -163,20 +167,23 @@ def measure(
             texts[temperature] = continue_prompts(
                 target, prompts, OUTPUT_TOKENS, temperatures, generator
             )
-        accepted = acceptance_probabilities(target, head, texts[temperature], temperature, drafts)
+        accepted = acceptance_probabilities(
+            target, head, texts[temperature], temperature, drafts, num_drafts
+        )
         chance = torch.Generator().manual_seed(0)
         counts = [count for text in accepted for count in walk(text, PROMPT_TOKENS, chance)]
-        reached = [sum(c > j for c in counts) / len(counts) for j in range(NUM_DRAFTS)]
+        reached = [sum(c > j for c in counts) / len(counts) for j in range(num_drafts)]
         results.append(Acceptance(temperature, drafts, len(counts), reached))
     return results
 
 
 def table(results: list[Acceptance]) -> str:
     """Markdown: one line a setting."""
-    columns = " | ".join(f"draft {j + 1}" for j in range(NUM_DRAFTS))
+    num_drafts = len(results[0].reached)
+    columns = " | ".join(f"draft {j + 1}" for j in range(num_drafts))
     lines = [
         f"| temperature | drafts | accepted a step | tokens a step | {columns} | steps |",
-        "| ---: | --- |" + " ---: |" * (NUM_DRAFTS + 3),
+        "| ---: | --- |" + " ---: |" * (num_drafts + 3),
     ]
     for r in results:
         reached = " | ".join(f"{100 * share:.1f} %" for share in r.reached)
@@ -192,13 +199,17 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, help="archive; default: this interpreter's library")
     parser.add_argument("--model", type=Path, default=MODEL_FOLDER, help="the target's folder")
     parser.add_argument("--head", type=Path, default=EAGLE_FOLDER, help="the head's folder")
+    parser.add_argument(
+        "--num-drafts", type=int, default=NUM_DRAFTS, help="drafts a step (default %(default)s)"
+    )
     args = parser.parse_args()
     corpus = read_archive(args.corpus) if args.corpus else collect()
     target, tokenizer = load_model(args.model)
     encoded = encode_corpus(tokenizer, corpus)
     is_block = (args.head / "mask_embedding.pt").exists()
     head = load_block_head(args.head) if is_block else load_head(args.head)
-    print(table(measure(target, head.to(target.device).eval(), encoded)))
+    measured = measure(target, head.to(target.device).eval(), encoded, args.num_drafts)
+    print(table(measured))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class HeadSettings:
 class EagleSettings(HeadSettings):
     """Settings of a run of the EAGLE head."""
 
-    draft_steps: int = 4
+    draft_steps: int = 6
     feature_weight: float = 0.1  # of the smooth L1 distance of features
 
 
