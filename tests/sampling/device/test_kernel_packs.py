@@ -19,10 +19,10 @@ TARGET, NAME = "sm_90", "_add_kernel"
 COMPILE = """
 from sampling.device.kernel_packs import use_packs
 use_packs()
-from triton import compiler
+from triton import compiler, jit
 from triton.backends.compiler import GPUTarget
 from tests.sampling.device.packable import _add_kernel
-source = compiler.ASTSource(_add_kernel, {"x_ptr": "*fp32", "count": "i32"}, {})
+source = compiler.ASTSource(jit(_add_kernel), {"x_ptr": "*fp32", "count": "i32"}, {})
 kernel = compiler.compile(source, target=GPUTarget("cuda", 90, 32))
 print(len(kernel.asm["cubin"]))
 """
