@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,17 +53,16 @@ def write_files(infos: list[Info], folder: Path) -> None:
             held = {}
 
 
-def train(infos: list[Info], pipe: Connection) -> None:
-    """Share tensors on the GPU until the pipe gives None: a trainer's process."""
+def train(pipe: Connection) -> None:
+    """Share tensors on the GPU as they are asked for, until None is: a trainer's process."""
     reduce_tensor: Any = reductions.reduce_tensor  # torch's types leave it out, and what is below
     cuda: Any = torch.cuda
     own, block = str(torch.cuda.get_device_properties(0).uuid), random_block(2, "cuda")
-    held: list[torch.Tensor] = []
-    has_one = False
-    pipe.send(b"ready")
-    while (one := pipe.recv()) is not None:
-        if not held or has_one != one:
-            held, has_one = [], one
+    held, asked = list[torch.Tensor](), None
+    while (wanted := pipe.recv()) is not None:
+        infos, one = wanted
+        if wanted != asked:
+            held, asked = [], wanted
             cuda.ipc_collect()
             cuda.empty_cache()
             held = one_buffer(infos, block) if one else [random_tensor(i, block) for i in infos]
@@ -83,20 +80,22 @@ def one_buffer(infos: list[Info], block: torch.Tensor) -> list[torch.Tensor]:
     return [buffer]
 
 
-@contextmanager
-def trainer(infos: list[Info]) -> Iterator[Callable[[bool], bytes]]:
-    """A trainer; gives its handles, of one buffer or of each tensor."""
-    context = multiprocessing.get_context("spawn")
-    pipe, other = context.Pipe()
-    process = context.Process(target=train, args=(infos, other), daemon=True)
-    process.start()
-    pipe.recv()
+class Trainer:
+    """A process with weights on the GPU."""
 
-    def handles(one: bool) -> bytes:
-        pipe.send(one)
-        raw: bytes = pipe.recv()
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=train, args=(other,), daemon=True)
+        self._process.start()
+
+    def handles(self, infos: list[Info], *, one: bool) -> bytes:
+        """The pickled handle of one buffer with all tensors, or of each tensor."""
+        self._pipe.send((infos, one))
+        raw: bytes = self._pipe.recv()
         return raw
 
-    yield handles
-    pipe.send(None)
-    process.join()
+    def end(self) -> None:
+        """Let the process end, and its memory go."""
+        self._pipe.send(None)
+        self._process.join()

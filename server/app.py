@@ -27,12 +27,15 @@ from server.endpoints.completions import route as completions
 from server.endpoints.decisions import route as decisions
 from server.endpoints.embeddings import route as embeddings
 from server.endpoints.generate_tokens import route as generate_tokens
+from server.endpoints.generate_tokens import skyrl as skyrl_generate
 from server.endpoints.messages import route as messages
 from server.endpoints.models import route as models
 from server.endpoints.rerank import route as rerank
 from server.endpoints.responses import route as responses
 from server.endpoints.responses import stored
+from server.endpoints.rollout import prime_rl as rollout_prime_rl
 from server.endpoints.rollout import route as rollout
+from server.endpoints.rollout import skyrl as rollout_skyrl
 from server.endpoints.rollout import sleep as rollout_sleep
 from server.endpoints.rollout import weights as rollout_weights
 from server.endpoints.scoring import route as scoring
@@ -54,7 +57,10 @@ from server.schema.openapi import add_openapi
 from server.text.tokenizer import Tokenizer
 from server.version import VERSION
 
-_STEERING = (rollout, rollout_weights, rollout_sleep, sglang, sglang_weights)
+_STEERING = (
+    *(rollout, rollout_weights, rollout_sleep, rollout_prime_rl, rollout_skyrl),
+    *(sglang, sglang_weights),
+)
 """Routes by which trainers steer the engine."""
 _DESCRIPTION = "An OpenAI-compatible inference server whose sampler is exact to the tail."
 
@@ -117,6 +123,7 @@ def create_app(
             stored,
             messages,
             generate_tokens,
+            skyrl_generate,
             sglang_generate,
             scoring,
             decisions,

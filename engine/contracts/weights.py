@@ -80,6 +80,17 @@ class BucketSource(TensorSource, tag="bucket", frozen=True, kw_only=True):
     shapes: tuple[tuple[int, ...], ...]
 
 
+class DescribedSource(TensorSource, tag="described", frozen=True, kw_only=True):
+    """Tensors that rank 0 of a group describes before it broadcasts them, as prime-rl does.
+
+    Attributes:
+        path: the folder that they are in where there is no such group.
+    """
+
+    group: str
+    path: str
+
+
 class IpcSource(TensorSource, tag="ipc", frozen=True, kw_only=True):
     """Tensors of another process of this machine, by pickled handles.
 
@@ -97,7 +108,9 @@ class IpcSource(TensorSource, tag="ipc", frozen=True, kw_only=True):
     sizes: tuple[int, ...] | None = None
 
 
-AnySource: TypeAlias = FolderSource | GivenSource | GroupSource | BucketSource | IpcSource
+AnySource: TypeAlias = (
+    FolderSource | GivenSource | GroupSource | BucketSource | DescribedSource | IpcSource
+)
 
 
 class WeightCommand(msgspec.Struct, frozen=True, kw_only=True, tag_field="weights"):
@@ -211,11 +224,13 @@ class UpdateReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """What an update wrote.
 
     Attributes:
+        num_tensors: that were sent. num_weights: of the model's, which may be joined otherwise.
         has_draft: weights of the drafter are among them.
         seconds: that it took to receive and to write them, without what came between.
     """
 
     num_tensors: int
+    num_weights: int
     num_bytes: int
     seconds: float
     has_draft: bool = False

@@ -314,7 +314,7 @@ class CommandQueue:
         num_updates, version = self.state.num_updates + 1, self.state.weight_version
         if self._target == "model":
             version = str(num_updates) if command.version is None else command.version
-            self._num_lacking = max(0, self._num_lacking - report.num_tensors)
+            self._num_lacking = max(0, self._num_lacking - report.num_weights)
         drafter = self._drafter_after(command, report)
         self._engine.switch_drafts(off=drafter == "off")
         self._engine.change_weights(version, num_updates)

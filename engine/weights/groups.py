@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import accumulate, pairwise
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from engine.contracts.named_weights import TensorInfo
 from engine.contracts.weights import InitGroup, WeightUpdateError
 from engine.errors import first_line
+from engine.weights.described import Broadcast, described_tensors
 from engine.weights.nccl import NcclGroup
 from sampling.device.ranks import RankExchange
 
@@ -29,18 +30,6 @@ logger = logging.getLogger(__name__)
 
 TRAINER = 0
 """The rank that broadcasts."""
-
-
-class Broadcast(Protocol):
-    """A group in which rank 0 broadcasts."""
-
-    def receive(self, target: torch.Tensor) -> None:
-        """Overwrite a tensor on the group's device by rank 0's."""
-        ...
-
-    def close(self) -> None:
-        """Leave the group."""
-        ...
 
 
 class TorchGroup:
@@ -119,6 +108,14 @@ class WeightGroups:
                 "group_timeout",
             ) from error
         self._groups[command.name] = command, group
+
+    def has(self, name: str) -> bool:
+        """Whether there is a group of the name."""
+        return name in self._groups
+
+    def described(self, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors that rank 0 of a group describes and broadcasts, on the device."""
+        return described_tensors(self._of(name)[1], self._device)
 
     def _leave(self, name: str) -> None:
         """Leave a group whose trainer may be gone."""

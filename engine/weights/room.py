@@ -143,6 +143,7 @@ class WeightRoom:
             ) from error
         report = UpdateReport(
             num_tensors=update.num_tensors,
+            num_weights=update.num_weights,
             num_bytes=update.num_bytes,
             has_draft=has_draft,
             seconds=update.seconds + time.perf_counter() - start,

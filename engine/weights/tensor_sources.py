@@ -14,6 +14,7 @@ from engine.contracts.named_weights import TensorInfo
 from engine.contracts.weights import (
     AnySource,
     BucketSource,
+    DescribedSource,
     FolderSource,
     GivenSource,
     GroupSource,
@@ -66,9 +67,7 @@ def received(
     """
     match source:
         case FolderSource():
-            folder = FolderTensors(Path(source.path), device)
-            for index, (name, info, _) in enumerate(folder.stored):
-                yield ReceivedTensor(name, info, partial(folder.read, index), is_kept=True)
+            yield from _of_folder(source.path, device)
         case GivenSource():
             yield from (_held(each.name, _of_bytes(each)) for each in source.tensors)
         case GroupSource() | BucketSource():
@@ -78,6 +77,11 @@ def received(
             tensors = groups.broadcast(source.group, infos, packed=packed, in_one=in_one)
             for name, tensor in zip(source.names, tensors, strict=True):
                 yield _held(name, tensor)
+        case DescribedSource():
+            if groups.has(source.group):
+                yield from (_held(*each) for each in groups.described(source.group))
+            else:
+                yield from _of_folder(source.path, device)
         case IpcSource():
             for name, tensor in shared_tensors(source, exchange):
                 yield _held(name, tensor, is_kept=True)
@@ -112,6 +116,12 @@ def dtype_of(name: str, dtype: str) -> torch.dtype:
 def _held(name: str, tensor: torch.Tensor, *, is_kept: bool = False) -> ReceivedTensor:
     info = TensorInfo(tuple(tensor.shape), tensor.dtype)
     return ReceivedTensor(name, info, lambda: tensor, is_kept)
+
+
+def _of_folder(path: str, device: torch.device) -> Iterator[ReceivedTensor]:
+    folder = FolderTensors(Path(path), device)
+    for index, (name, info, _) in enumerate(folder.stored):
+        yield ReceivedTensor(name, info, partial(folder.read, index), is_kept=True)
 
 
 def _of_bytes(tensor: TensorBytes) -> torch.Tensor:

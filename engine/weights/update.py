@@ -103,6 +103,11 @@ class WeightUpdate:
                 values = values.cpu()
         return lambda: values
 
+    @property
+    def num_weights(self) -> int:
+        """Number of the model's weights of which anything was received."""
+        return len(self._staged)
+
     def has(self, names: Collection[str]) -> bool:
         """Whether a weight of one of these names was received."""
         return any(weight.name in names for weight in self._staged)

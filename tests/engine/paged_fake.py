@@ -156,7 +156,8 @@ class PagedFake:
         match command:
             case FinishUpdate():
                 return UpdateReport(
-                    num_tensors=self.num_written,
+                    num_tensors=1,
+                    num_weights=self.num_written,
                     num_bytes=1,
                     seconds=0.0,
                     has_draft=self.has_draft,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, RootModel
 
 from server.schema.replies import ErrorReply
@@ -17,6 +19,13 @@ class AdaptersReply(BaseModel):
     success: bool
     error_message: str | None
     loaded_adapters: dict[str, str]
+
+
+class LoadedReply(BaseModel):
+    """It was loaded."""
+
+    status: Literal["ok"]
+    lora_name: str
 
 
 class AdapterRefusalReply(RootModel[AdaptersReply | ErrorReply]):

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse, Response
 from engine.contracts.adapters import AdapterSource
 from engine.contracts.control import AnyCommand, LoadAdapter, UnloadAdapter
 from server.context import Context, context_of
-from server.endpoints.adapters.reply_schema import AdapterRefusalReply, AdaptersReply
+from server.endpoints.adapters.reply_schema import AdapterRefusalReply, AdaptersReply, LoadedReply
 from server.endpoints.adapters.schema import (
     LoadAdapterRequest,
     LoadFolderBody,
@@ -57,12 +57,25 @@ async def unload_adapter(request: Request) -> Response:
     "/load_lora_adapter", **steers(LoadFolderBody, AdaptersReply, refusal=AdapterRefusalReply)
 )
 async def load_from_folder(request: Request) -> Response:
-    """Load an adapter from a folder, as SGLang does."""
+    """Load an adapter from a folder, as SGLang does.
+
+    A name that stands for another folder's gets this one's: prime-rl's trainer loads each version
+    so.
+    """
     context = context_of(request)
     body = await context.bodies.read(request, LoadFolderBody)
-    _check_name(body.lora_name, context)
-    source = _folder(body.lora_path, context)
-    return await _outcome(LoadAdapter(name=body.lora_name, source=source), context)
+    loaded = {adapter.name: adapter.path for adapter in context.engine.state.adapters}
+    replaces = loaded.get(body.lora_name, body.lora_path) != body.lora_path
+    return await _outcome(_load_folder(body, context, replaces=replaces), context)
+
+
+@router.post("/skyrl/v1/load_lora_adapter", **steers(LoadFolderBody, LoadedReply))
+async def load_in_place(request: Request) -> Response:
+    """Load an adapter from a folder, in place of one that has its name, as SkyRL does."""
+    context = context_of(request)
+    body = await context.bodies.read(request, LoadFolderBody)
+    await steer(_load_folder(body, context, replaces=True), context)
+    return json_response({"status": "ok", "lora_name": body.lora_name})
 
 
 @router.post(
@@ -93,6 +106,12 @@ async def unload(request: Request) -> Response:
     context = context_of(request)
     body = await context.bodies.read(request, UnloadBody)
     return await _outcome(UnloadAdapter(name=body.lora_name), context)
+
+
+def _load_folder(body: LoadFolderBody, context: Context, *, replaces: bool) -> LoadAdapter:
+    _check_name(body.lora_name, context)
+    source = _folder(body.lora_path, context)
+    return LoadAdapter(name=body.lora_name, source=source, replaces=replaces)
 
 
 async def _outcome(command: AnyCommand, context: Context) -> Response:

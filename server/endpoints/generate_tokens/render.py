@@ -51,7 +51,7 @@ class TokenRenderer(Renderer):
             "stop_reason": piece.stop_reason,
             "token_ids": piece.token_ids,
             "logprobs": self._token_logprobs(piece),
-            "routed_experts": None if routes is None else npy(routes.ids),
+            "routed_experts": None if routes is None else self.packed_routes(routes.ids),
             "sampling_mask": self._support(piece),
             "weight_versions": None,
         }
@@ -71,6 +71,10 @@ class TokenRenderer(Renderer):
         if piece.first:
             self._note_prompt(prompt_idx, piece.prompt_logprobs)
         return choice
+
+    def packed_routes(self, ids: npt.NDArray[Any]) -> Any:
+        """Ids of experts as they are written."""
+        return npy(ids)
 
     def chunk(self, index: int, prompt_idx: int, piece: Piece) -> bytes:
         """Write the choice object of a chunk."""

@@ -76,3 +76,25 @@ class GenerateTokensReply(BaseModel):
     )
     metrics: DraftMetrics | None = None
     system_fingerprint: str
+
+
+class PackedRoutes(BaseModel):
+    """Experts that tokens took, [tokens - 1, layers, experts taken]."""
+
+    data: str = Field(description="Base64, the last dimension fastest.")
+    shape: list[int]
+    dtype: Literal["uint8", "int16", "int32"] = Field(
+        description="The narrowest that holds the ids that there are."
+    )
+
+
+class SkyrlChoice(TokensChoice):
+    """One continuation."""
+
+    routed_experts: PackedRoutes | None  # type: ignore[assignment]  # another form
+
+
+class SkyrlGenerateReply(GenerateTokensReply):
+    """The choices of one prompt."""
+
+    choices: list[SkyrlChoice]  # type: ignore[assignment]  # another form

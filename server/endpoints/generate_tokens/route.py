@@ -26,9 +26,14 @@ _REPLY = describes(GenerateTokensRequest, GenerateTokensReply, stream=CHUNKS)
 @router.post("/inference/v1/generate", **_REPLY)
 async def generate_tokens(request: Request) -> Response:
     """Continue token ids with token ids."""
+    return await generated(request, TokenRenderer)
+
+
+async def generated(request: Request, kind: type[TokenRenderer]) -> Response:
+    """The reply of a renderer to a request for token ids."""
     context = context_of(request)
     body = await context.bodies.read(request, GenerateTokensRequest)
     spec = await tokens_spec(body, context, reply_id("", body.request_id, request.scope))
     prepared = await prepare(spec, context)
-    renderer = TokenRenderer(prepared, body)
+    renderer = kind(prepared, body)
     return await answer(Generation(prepared), renderer, request, TokenChunkWriter)

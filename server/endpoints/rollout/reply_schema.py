@@ -51,6 +51,12 @@ class DoneReply(BaseModel):
     message: str
 
 
+class OkReply(BaseModel):
+    """It was done, as prime-rl says it."""
+
+    status: Literal["ok"]
+
+
 class RpcReply(BaseModel):
     """What each worker gave."""
 

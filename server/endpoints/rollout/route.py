@@ -17,7 +17,13 @@ from server.endpoints.rollout.reply_schema import (
     SuccessReply,
     WorldSizeReply,
 )
-from server.endpoints.rollout.schema import AbortBody, PauseQuery, ResetQuery, WorldSizeQuery
+from server.endpoints.rollout.schema import (
+    AbortBody,
+    PauseQuery,
+    ResetBody,
+    ResetQuery,
+    WorldSizeQuery,
+)
 from server.endpoints.steer import steer
 from server.errors import ApiError, json_response
 from server.schema.openapi import queries, replies, steers
@@ -61,10 +67,12 @@ async def abort_requests(request: Request) -> Response:
 
 @router.post("/reset_prefix_cache", **queries(ResetQuery, SuccessReply))
 async def reset_prefix_cache(request: Request) -> Response:
-    """Forget all prefixes, so that no later request finds one."""
-    query = read_query(ResetQuery, request.query_params)
+    """Forget all prefixes, so that no later request finds one; SkyRL's client sends a body."""
+    query, context = read_query(ResetQuery, request.query_params), context_of(request)
+    body = await context.bodies.read_optional(request, ResetBody)
+    restarts = query.reset_running_requests or body.reset_running_requests
     try:
-        await steer(FlushPrefixes(restarts=query.reset_running_requests), context_of(request))
+        await steer(FlushPrefixes(restarts=restarts), context)
     except ApiError as error:
         if error.code != "busy":
             raise

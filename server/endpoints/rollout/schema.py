@@ -61,6 +61,12 @@ class ResetQuery(QueryModel):
     reset_external: bool = Field(False, description="This has no effect: there is no other cache.")
 
 
+class ResetBody(BodyModel):
+    """The same in a body."""
+
+    reset_running_requests: bool = False
+
+
 class SleepQuery(QueryModel):
     """How to sleep."""
 
@@ -71,6 +77,7 @@ class SleepQuery(QueryModel):
         description="0 pauses alone; 1 gives memory back and keeps the weights on the host; 2 lets "
         "them go, and all of them must be written again by an update.",
     )
+    tags: list[MemoryPart] = Field([], description="Parts of the memory; all where none is named.")
     mode: PauseMode = Field("abort", description="What becomes of requests, as in `/pause`.")
     new_requests: Literal["refuse", "queue"] = Field(
         "refuse", description="What becomes of requests that come meanwhile, as in `/pause`."

@@ -28,7 +28,8 @@ async def sleep(request: Request) -> Response:
     query, context = read_query(SleepQuery, request.query_params), context_of(request)
     await steer(Pause(mode=query.mode, refuses=query.new_requests != "queue"), context)
     if query.level:
-        await steer(Sleep(keeps_weights=query.level < LET_GO), context)
+        parts: tuple[MemoryPart, ...] = tuple(query.tags) or MEMORY_PARTS
+        await steer(Sleep(parts=parts, keeps_weights=query.level < LET_GO), context)
     return json_response({"status": "sleeping", "level": query.level})
 
 

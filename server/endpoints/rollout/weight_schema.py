@@ -114,7 +114,8 @@ class UpdateBody(BodyModel):
     weight_dir: str | None = Field(
         None,
         max_length=4096,
-        description="A folder of safetensors: the update is begun and finished with it.",
+        description="A folder of safetensors: the update is begun and finished with it. Where "
+        "`/init_broadcaster` formed a group, tensors come over it in place of the folder.",
     )
     weight_version: Version | None = Field(None, description="With `weight_dir`: its version.")
     drafter: Fate = DRAFTER
@@ -128,21 +129,6 @@ class FinishBody(BodyModel):
         None, description="What the weights are called; by default the number of updates."
     )
     drafter: Fate = DRAFTER
-
-
-class RpcArguments(InnerModel):
-    """Arguments of a method; none has an effect."""
-
-    is_checkpoint_format: Annotated[Any, Only(True)] = None
-
-
-class RpcBody(BodyModel):
-    """A method of vLLM's workers, of which those are known by which SkyRL updates weights."""
-
-    method: Literal["skyrl_start_weight_update", "skyrl_finish_weight_update"]
-    args: Annotated[Any, Only([])] = None
-    kwargs: RpcArguments | None = None
-    timeout: Accepted = None
 
 
 class VersionBody(BodyModel):

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from engine.contracts.weights import (
     AnySource,
     BeginUpdate,
+    DescribedSource,
     EndGroup,
     FinishUpdate,
     FolderSource,
@@ -29,7 +30,6 @@ from server.endpoints.plain import PlainRoute
 from server.endpoints.rollout.reply_schema import (
     ChecksumsReply,
     DoneReply,
-    RpcReply,
     VersionSetReply,
     WeightInfoReply,
     WeightListReply,
@@ -39,7 +39,6 @@ from server.endpoints.rollout.weight_schema import (
     FinishBody,
     InitBody,
     InitInfo,
-    RpcBody,
     StartBody,
     UpdateBody,
     UpdateInfo,
@@ -56,6 +55,8 @@ router = APIRouter(tags=["rollouts"], route_class=PlainRoute)
 
 GROUP = "vllm"
 """The name of the one group that vLLM's routes know."""
+DESCRIBED_GROUP = "prime-rl"
+"""The group of a trainer that describes its tensors, which it has on no disk."""
 
 
 @router.post("/init_weight_transfer_engine", **steers(InitBody, DoneReply))
@@ -123,17 +124,18 @@ async def update(request: Request) -> Response:
     context = context_of(request)
     body = await context.bodies.read(request, UpdateBody)
     if body.weight_dir is not None:
-        source = FolderSource(path=body.weight_dir)
+        source = DescribedSource(group=DESCRIBED_GROUP, path=body.weight_dir)
         finish = FinishUpdate(version=body.weight_version, drafter=body.drafter or "keep")
         await update_weights(source, context, finish)
     elif body.update_info is not None:
-        await run_weights(ReceiveTensors(source=_source(body.update_info)), context)
+        await run_weights(ReceiveTensors(source=source_of(body.update_info)), context)
     else:
         raise bad_request("update_info", "one of update_info and weight_dir must be given")
     return json_response({"message": "Weights updated"})
 
 
-def _source(info: UpdateInfo) -> AnySource:
+def source_of(info: UpdateInfo) -> AnySource:
+    """Where the tensors of an update come from; raises `ApiError` where nothing says it."""
     if info.path is not None:
         return FolderSource(path=info.path)
     if info.tensors is not None:
@@ -165,16 +167,6 @@ async def finish_weight_update(request: Request) -> Response:
     finish = FinishUpdate(version=body.weight_version, drafter=body.drafter or "keep")
     await run_weights(finish, context)
     return json_response({"message": "Weight update finished"})
-
-
-@router.post("/collective_rpc", **steers(RpcBody, RpcReply))
-async def collective_rpc(request: Request) -> Response:
-    """Begin or finish an update, as SkyRL asks for it."""
-    context = context_of(request)
-    body = await context.bodies.read(request, RpcBody)
-    begins = body.method == "skyrl_start_weight_update"
-    await run_weights(BeginUpdate() if begins else FinishUpdate(), context)
-    return json_response({"results": [None] * context.info.num_ranks})
 
 
 @router.post("/update_weight_version", **steers(VersionBody, VersionSetReply))

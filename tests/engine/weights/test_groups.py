@@ -14,6 +14,7 @@ from engine.contracts.named_weights import TensorInfo
 from engine.contracts.weights import (
     BeginUpdate,
     BucketSource,
+    DescribedSource,
     EndGroup,
     FinishUpdate,
     GroupSource,
@@ -37,7 +38,7 @@ from tests.engine.weights.trainer import BUFFER_BYTES, NAME
 
 ROOT = Path(__file__).parents[3]
 LOCALHOST = "127.0.0.1"
-HOW = ("alone", "packed", "bucket")
+HOW = ("alone", "packed", "bucket", "described")
 
 
 def free_port() -> int:
@@ -59,7 +60,9 @@ def group_of(port: int, **fields: object) -> InitGroup:
     return InitGroup(**(settings | fields))  # type: ignore[arg-type]
 
 
-def source_of(tensors: Tensors, how: str) -> GroupSource | BucketSource:
+def source_of(tensors: Tensors, how: str) -> GroupSource | BucketSource | DescribedSource:
+    if how == "described":
+        return DescribedSource(group=NAME, path="/no/such/folder")
     fields = {
         "group": NAME,
         "names": tuple(tensors),
@@ -72,7 +75,7 @@ def source_of(tensors: Tensors, how: str) -> GroupSource | BucketSource:
 
 
 def test_a_trainer_broadcasts_its_weights(tmp_path: Path) -> None:
-    """Tensor by tensor, packed, and all at once."""
+    """Tensor by tensor, packed, all at once, and by descriptions that go before."""
     write_tiny(MODELS["qwen3"], tmp_path / "new")
     old = write_other(tmp_path / "new", tmp_path / "old")
     new = stored_tensors(tmp_path / "new")

@@ -5,6 +5,7 @@ The group is formed as SGLang's `init_custom_process_group` forms it.
 
 from __future__ import annotations
 
+import pickle
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -32,16 +33,18 @@ def main() -> None:
     )
     distributed._world.pg_group_ranks[group] = {i: i for i in range(size)}
     for how in ways:
-        for buffer in buffers(list(tensors.values()), how):
+        for buffer in buffers(tensors, how):
             dist.broadcast(buffer, 0, group=group)
     dist.destroy_process_group(group)
 
 
-def buffers(tensors: list[torch.Tensor], how: str) -> list[torch.Tensor]:
-    """What is broadcast: tensors alone, all bytes at once, or vLLM's packed buffers."""
+def buffers(tensors: dict[str, torch.Tensor], how: str) -> list[torch.Tensor]:
+    """What is broadcast: tensors alone, all bytes at once, or packed as vLLM or prime-rl does."""
     if how == "alone":
-        return tensors
-    raw = [tensor.contiguous().view(torch.uint8).view(-1) for tensor in tensors]
+        return list(tensors.values())
+    if how == "described":
+        return described(tensors)
+    raw = [tensor.contiguous().view(torch.uint8).view(-1) for tensor in tensors.values()]
     if how == "bucket":
         return [torch.cat(raw)]
     packed, some = [], []
@@ -51,6 +54,27 @@ def buffers(tensors: list[torch.Tensor], how: str) -> list[torch.Tensor]:
             packed.append(torch.cat(some))
             some = []
     return [*packed, torch.cat(some)] if some else packed
+
+
+def described(tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """As prime-rl's trainer does: parts, of each a pickle's length, the pickle, and the numbers."""
+    names = sorted(tensors)
+    parts = [names[:3], names[3:]]
+    sent = [torch.tensor([len(parts)])]
+    for part in parts:
+        by_dtype: dict[torch.dtype, list[tuple[str, torch.Tensor]]] = {}
+        for name in part:
+            by_dtype.setdefault(tensors[name].dtype, []).append((name, tensors[name]))
+        said = {
+            dtype: [(name, tensor.shape, tensor.numel()) for name, tensor in items]
+            for dtype, items in by_dtype.items()
+        }
+        raw = pickle.dumps(said)
+        sent += [torch.tensor([len(raw)]), torch.tensor(list(raw), dtype=torch.uint8)]
+        sent += [
+            torch.cat([tensor.flatten() for _, tensor in items]) for items in by_dtype.values()
+        ]
+    return sent
 
 
 if __name__ == "__main__":

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import io
-from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
-from engine.request import Finish, Request, RoutesParams
-from sampling.params import SamplingParams
+from engine.request import Finish
 from server.endpoints.generate_tokens.reply_schema import GenerateTokensReply
-from tests.fakes import BOS, EOS, FakeEngine, Script, echo, routes_of, says
+from tests.fakes import BOS, EOS, FakeEngine, says
 from tests.server.conftest import Site, chunks_of, error_of, in_process
-
-PROMPT = list(b"hello")
+from tests.server.endpoints.generate_tokens.routed import PROMPT, wanted_routes, with_routes
 
 
 async def generated(site: Site, *, stream: bool = False, **fields: Any) -> Any:
@@ -129,30 +124,8 @@ async def test_a_joined_stream_equals_the_plain_reply(site: Site) -> None:
 ROUTED = {"return_routed_experts": True, "return_routed_expert_weights": True}
 
 
-@contextlib.asynccontextmanager
-async def with_routes(script: Script = echo) -> AsyncIterator[Site]:
-    """A server whose model has experts, and keeps which of them tokens took."""
-    engine = FakeEngine(script)
-    engine.info = msgspec.structs.replace(engine.info, num_routed=4)
-    async with in_process(engine) as site:
-        yield site
-
-
 def array_of(text: str) -> Any:
     return np.load(io.BytesIO(base64.b64decode(text)))
-
-
-def wanted_routes(num_tokens: int, start: int = 0) -> Any:
-    """Of the fake's prompt and so many tokens, but the last."""
-    engine = FakeEngine()
-    asked = Request(
-        handle=engine.new_handle(),
-        prompt_token_ids=np.array(PROMPT, dtype=np.int32),
-        params=SamplingParams(),
-        max_tokens=1,
-        routes=RoutesParams(start=start, has_weights=True),
-    )
-    return routes_of(asked, 0, num_tokens)
 
 
 async def test_routed_experts_are_there_where_the_server_keeps_them(site: Site) -> None:

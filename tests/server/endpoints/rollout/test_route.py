@@ -89,7 +89,10 @@ async def test_reset_prefix_cache(steered: Site) -> None:
     steered.engine.refusal = ControlError("choices hold blocks", "busy")
     path = "/reset_prefix_cache?reset_running_requests=true"
     assert (await steered.client.post(path)).json() == {"success": False}
-    assert steered.engine.commands == [FlushPrefixes(), FlushPrefixes(restarts=True)]
+    body = {"reset_running_requests": True}  # as SkyRL's client sends it
+    assert (await steered.client.post("/reset_prefix_cache", json=body)).status_code == 200
+    restarts = FlushPrefixes(restarts=True)
+    assert steered.engine.commands == [FlushPrefixes(), restarts, restarts]
 
 
 async def test_get_world_size(steered: Site) -> None:

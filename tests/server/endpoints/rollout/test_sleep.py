@@ -15,6 +15,7 @@ from tests.server.conftest import Site
         ("?level=0&mode=keep", [Pause(mode="keep")]),
         ("?level=2&mode=wait", [Pause(mode="wait"), Sleep(keeps_weights=False)]),
         ("?new_requests=queue", [Pause(refuses=False), Sleep()]),
+        ("?level=2&tags=weights", [Pause(), Sleep(parts=("weights",), keeps_weights=False)]),
     ],
 )
 async def test_sleep(steered: Site, query: str, commands: list[Pause | Sleep]) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from engine.contracts.control import EngineState, Pause, Resume, RunWeights
+from engine.contracts.control import EngineState, RunWeights
 from engine.contracts.weights import (
     AbandonUpdate,
     BeginUpdate,
+    DescribedSource,
     DrafterFate,
     EndGroup,
     FinishUpdate,
@@ -73,51 +74,6 @@ async def test_the_course_of_trl_s_client(steered: Site) -> None:
     assert others == [BeginUpdate(), ReceiveTensors(source=source), FinishUpdate()]
 
 
-async def test_the_course_of_skyrl_s_trainer(steered: Site) -> None:
-    """Native pauses and transfers; an update is begun and finished by methods of its workers."""
-    await posted(steered, "/pause?mode=keep&clear_cache=false")
-    begin = {"method": "skyrl_start_weight_update", "kwargs": {"is_checkpoint_format": True}}
-    assert await posted(steered, "/collective_rpc", begin) == {"results": [None]}
-    info = {"names": ["a"], "dtype_names": ["bfloat16"], "shapes": [[2, 3]]}
-    await posted(steered, "/update_weights", {"update_info": info})
-    finish = {"method": "skyrl_finish_weight_update"}
-    assert await posted(steered, "/collective_rpc", finish) == {"results": [None]}
-    await posted(steered, "/resume")
-    source = GroupSource(group="vllm", names=("a",), dtypes=("bfloat16",), shapes=((2, 3),))
-    assert weight_commands(steered) == [
-        BeginUpdate(),
-        ReceiveTensors(source=source),
-        FinishUpdate(),
-    ]
-    for body, param in (
-        ({"method": "exec"}, "method"),
-        (begin | {"args": [1]}, "args"),
-        (begin | {"kwargs": {"is_checkpoint_format": False}}, "kwargs.is_checkpoint_format"),
-    ):
-        reply = await steered.client.post("/collective_rpc", json=body)
-        assert (reply.status_code, error_of(reply)["param"]) == (400, param)
-
-
-async def test_the_course_of_prime_rl_s_orchestrator(steered: Site) -> None:
-    """It looks for the engine's life, and goes on without the broadcaster where that is a 404."""
-    assert (await steered.client.get("/liveness")).json() == {"status": "ok"}
-    broadcaster = {"host": "10.0.0.1", "port": 29501, "rank_offset": 0, "timeout": 60}
-    reply = await steered.client.post("/init_broadcaster", json=broadcaster)
-    assert reply.status_code == 404
-    await posted(steered, "/pause?mode=keep&clear_cache=false")
-    await posted(steered, "/update_weights", {"weight_dir": "/weights/step_4"})
-    await posted(steered, "/resume")
-    source = FolderSource(path="/weights/step_4")
-    pause, *_, resume = steered.engine.commands
-    assert pause == Pause(mode="keep", forgets=False, refuses=False)
-    assert resume == Resume()
-    assert weight_commands(steered) == [
-        BeginUpdate(),
-        ReceiveTensors(source=source),
-        FinishUpdate(),
-    ]
-
-
 async def test_other_sources(steered: Site) -> None:
     raw = base64.b64encode(b"12345678").decode()
     tensor = {"name": "a", "dtype": "float32", "shape": [2], "data": raw}
@@ -141,7 +97,7 @@ async def test_a_folder_is_an_update_of_its_own(steered: Site, drafter: DrafterF
     await posted(
         steered, "/update_weights", body if drafter == "keep" else body | {"drafter": "off"}
     )
-    source = FolderSource(path="/folder")
+    source = DescribedSource(group="prime-rl", path="/folder")
     assert weight_commands(steered) == [
         BeginUpdate(),
         ReceiveTensors(source=source),
@@ -159,7 +115,7 @@ async def test_versions(steered: Site) -> None:
         BeginUpdate(target="draft", check=True),
         SetVersion(version="4"),
     ]
-    report = UpdateReport(num_tensors=3, num_bytes=6000, seconds=0.5)
+    report = UpdateReport(num_tensors=3, num_weights=5, num_bytes=6000, seconds=0.5)
     state = EngineState(weight_version="4", num_updates=2, drafter="stale", last_update=report)
     steered.engine.state = state
     info = (await steered.client.get("/weight_info")).json()
