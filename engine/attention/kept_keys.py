@@ -51,10 +51,10 @@ class KeptKeys:
 
     @classmethod
     def of(cls, specs: Sequence[AttentionSpec], cache: KVCache) -> KeptKeys | None:
-        """Make it for layers that read all keys as they are stored; None for others."""
+        """Make it for layers that read all keys as they are stored; None for others, or none."""
         whole = all(spec.sliding_window is None and spec.alibi_slopes is None for spec in specs)
-        on_cpu = all(layer.device.type == "cpu" for layer in cache.layers)
-        return cls(specs, cache) if whole and on_cpu and cache.scales is None else None
+        is_here = {layer.device.type for layer in cache.layers} == {"cpu"}
+        return cls(specs, cache) if whole and is_here and cache.scales is None else None
 
     def begin(self, inputs: AttentionInputs) -> bool:
         """Begin a step; returns whether `layer` serves it. What was kept is forgotten if not."""

@@ -72,6 +72,12 @@ def spoil(pair: Pair) -> None:
         layer[1:] = torch.nan
 
 
+def test_layers_that_do_not_attend_keep_no_keys() -> None:
+    """Their cache says no device, and the step's tensors may be on a GPU."""
+    cache = KVCache([], 2, BLOCK_SIZE, torch.float32, torch.device("cpu"))
+    assert kept_keys.KeptKeys.of([], cache) is None
+
+
 def test_rows_decode_as_if_gathered_each_time() -> None:
     pair = Pair()
     pair.step({row: (0, 3 + row % 3) for row in range(4)})
