@@ -156,9 +156,8 @@ class TakeAgain(msgspec.Struct, tag="take_again", frozen=True):
     parts: list[MemoryPart]
 
 
-Message = (
-    Setup
-    | Launch
+Order = (
+    Launch
     | DrawStep
     | Score
     | Forget
@@ -168,6 +167,8 @@ Message = (
     | GiveBack
     | TakeAgain
 )
+"""What a rank follows once it is set up."""
+Message = Setup | Order
 
 _PLAIN = (
     *("rows", "num_query", "starts", "samples", "epochs", "num_prompt_tokens", "num_drafts"),

@@ -7,17 +7,13 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from engine.config import ModelConfig
 from engine.contracts.model import CausalLM
 from engine.errors import ModelError, first_line
 from engine.kernels.linear import Linear, logits_linear
-from engine.kernels.rope import rope_table
 from engine.models.families.table import decoder_spec
 from engine.models.formats.reader import Projection, WeightReader
 from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
-from engine.models.model_config import read_config
-from engine.models.weights.folder import model_folder
 from engine.models.weights.shares import RankShare, undivided
 from engine.models.weights.sources import Checkpoint, DummyWeights
 from engine.models.weights.stored import WeightSource
@@ -32,6 +28,7 @@ from engine.speculation.block_drafts import (
 )
 from engine.speculation.block_head import BlockHead, Embed
 from engine.speculation.draft_vocabulary import MASK, draft_columns
+from engine.speculation.head_target import HeadTarget
 from engine.speculative_config import SpeculativeConfig
 from sampling.vocab_shard import VocabShard
 
@@ -41,39 +38,26 @@ UNREAD = ("confidence_head.",)
 """Beginnings of the names of tensors that estimate which drafts will be accepted."""
 
 
-def load_block_head(
-    config: SpeculativeConfig,
-    target_config: ModelConfig,
-    target: CausalLM,
-    device: torch.device,
-    num_positions: int,
-    shard: VocabShard,
-) -> LoadedBlockHead:
+def load_block_head(config: SpeculativeConfig, of_target: HeadTarget) -> LoadedBlockHead:
     """Load the head of a "dflash" or "dspark" configuration.
-
-    Args:
-        num_positions: length of its `rope_table`.
-        shard: the ids of the target's logits.
 
     Raises:
         ModelError: it cannot be read or does not fit; the message has the field or the sizes.
     """
-    assert config.model is not None
-    is_dummy = target_config.load_format == "dummy"
-    folder = model_folder(config.model, config.revision, weights=not is_dummy)
-    hf_config = read_config(folder, target_config.trust_remote_code)
+    target, device = of_target.model, of_target.device
+    folder, hf_config = of_target.head_folder(config)
     own = block_config(folder, hf_config, config.method)
     spec = decoder_spec(hf_config)
     num_targets = getattr(hf_config, "num_target_layers", None)
     _check_target(folder, config, own, num_targets, target)
     tensors: WeightSource
-    if is_dummy:
+    if of_target.is_dummy:
         tensors = DummyWeights(spec.initializer_range, device)
     else:
         tensors = Checkpoint(folder, frozenset({MASK}), unread=UNREAD)
-    source = _Source(folder, spec, own, tensors, target, device, shard)
+    source = _Source(folder, spec, own, tensors, of_target)
     with torch.no_grad():
-        loaded = source.load(num_positions)
+        loaded = source.load()
     tensors.finish()
     return loaded
 
@@ -118,31 +102,29 @@ class _Source:
         spec: DecoderSpec,
         config: BlockConfig,
         tensors: WeightSource,
-        target: CausalLM,
-        device: torch.device,
-        shard: VocabShard,
+        of_target: HeadTarget,
     ) -> None:
         self.folder, self.spec, self.config = folder, spec, config
-        self.tensors, self.target, self.shard = tensors, target, shard
-        self.reader = WeightReader.of(tensors, target.dtype, device)
+        self.tensors, self.target, self.shard = tensors, of_target.model, of_target.shard
+        self.reader = WeightReader.of(tensors, self.target.dtype, of_target.device)
+        self._angles = of_target.angles
         self.columns: torch.Tensor | None = None
 
-    def load(self, num_positions: int) -> LoadedBlockHead:
+    def load(self) -> LoadedBlockHead:
         """Read everything."""
-        spec, config, device = self.spec, self.config, self.reader.device
+        spec, config = self.spec, self.config
         self._check_sizes()
         mask_embedding = self._mask_embedding()
         head = BlockHead(spec, config, self.reader, self.target, self._embedding(), mask_embedding)
         drafts = self._drafts(OutputLogits(self._lm_head(), config.logit_scale, config.softcap))
         attention = spec.layers[0].sublayers[0]
         assert isinstance(attention, Attention)
-        speeds = attention.rotation
         return LoadedBlockHead(
             head=head,
             drafts=drafts,
             mask_token_id=config.mask_token_id,
             anchored=config.anchored,
-            angles=rope_table(speeds.inv_freq.to(device), speeds.scale, num_positions),
+            angles=self._angles(attention.rotation),
             columns=self.columns,
             shard=self.shard,
             named=self.reader.named_weights(),

@@ -7,19 +7,14 @@ from typing import Any
 
 import torch
 
-from engine.config import ModelConfig
-from engine.contracts.model import CausalLM
 from engine.errors import ModelError
-from engine.kernels.rope import rope_table
 from engine.models.families.table import decoder_spec, unfused_layer_reason
-from engine.models.model_config import read_config
-from engine.models.weights.folder import model_folder
 from engine.models.weights.sources import Checkpoint, DummyWeights
 from engine.models.weights.stored import WeightSource
 from engine.speculation.draft_vocabulary import MASK, draft_columns
 from engine.speculation.eagle_heads import Eagle1Head, Eagle3Head, EagleHead, EagleHeadSource
+from engine.speculation.head_target import HeadTarget
 from engine.speculative_config import SpeculativeConfig
-from sampling.vocab_shard import VocabShard
 
 SHARED = frozenset({"embed_tokens.weight", "lm_head.weight"})
 """Tensors of the target that files of EAGLE-1 heads may repeat."""
@@ -28,46 +23,34 @@ HEADS = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def load_eagle_head(
-    config: SpeculativeConfig,
-    target_config: ModelConfig,
-    target: CausalLM,
-    device: torch.device,
-    num_positions: int,
-    shard: VocabShard,
+    config: SpeculativeConfig, of_target: HeadTarget
 ) -> tuple[EagleHead, torch.Tensor]:
     """Load the EAGLE head of an "eagle" or "eagle3" configuration, and make its `rope_table`.
-
-    Args:
-        num_positions: length of the table.
-        shard: the ids of the target's logits.
 
     Raises:
         ModelError: it cannot be read or does not fit; the message has the sizes.
     """
-    assert config.model is not None
-    is_dummy = target_config.load_format == "dummy"
-    folder = model_folder(config.model, config.revision, weights=not is_dummy)
-    hf_config = read_config(folder, target_config.trust_remote_code)
+    target, device = of_target.model, of_target.device
+    folder, hf_config = of_target.head_folder(config)
     _check_layer(folder, hf_config)
     spec = decoder_spec(hf_config)
     _check_size(folder, "vocabulary", spec.vocab_size, target.vocab_size)
     tensors: WeightSource
-    if is_dummy:
+    if of_target.is_dummy:
         tensors = DummyWeights(spec.initializer_range, device)
     else:
         tensors = Checkpoint(folder, SHARED if config.method == "eagle" else frozenset({MASK}))
     has_embedding = config.method == "eagle3" and tensors.shape("embed_tokens.weight") is not None
     if not has_embedding:
         _check_size(folder, "hidden size", spec.hidden_size, target.hidden_size)
-    source = EagleHeadSource(spec, tensors, target, device, shard)
+    source = EagleHeadSource(spec, tensors, target, device, of_target.shard)
     with torch.no_grad():
         if config.method == "eagle":
             eagle_head: EagleHead = Eagle1Head(source)
         else:
             eagle_head = _eagle3_head(folder, hf_config, source)
     tensors.finish()
-    speeds = source.attention.rotation
-    return eagle_head, rope_table(speeds.inv_freq.to(device), speeds.scale, num_positions)
+    return eagle_head, of_target.angles(source.attention.rotation)
 
 
 def _check_layer(folder: Path, config: Any) -> None:

@@ -18,6 +18,7 @@ from engine.speculation.draft_logits import DraftDraws
 from engine.speculation.draft_model import DraftModelDrafter
 from engine.speculation.eagle import EagleDrafter
 from engine.speculation.eagle_loader import load_eagle_head
+from engine.speculation.head_target import HeadTarget
 from engine.speculation.mtp_loader import load_mtp_head
 from engine.speculation.ngram import NgramDrafter
 from engine.speculation.suffix import SuffixDrafter
@@ -53,19 +54,16 @@ def make_drafter(
         model = _load_draft_model(config, target_config, target, rows.device)
         draws = DraftDraws(config.draft_source, num_tokens, sampling_rows)
         return DraftModelDrafter(model, num_tokens, draws, cache_shape)
-    num_positions = max_len + SPARE_POSITIONS
+    num_positions, shard = max_len + SPARE_POSITIONS, sampling_rows.shard
+    of_target = HeadTarget(target_config, target, rows.device, num_positions, shard)
     if config.method in BLOCK_METHODS:
-        loaded = load_block_head(
-            config, target_config, target, rows.device, num_positions, sampling_rows.shard
-        )
+        loaded = load_block_head(config, of_target)
         draws = DraftDraws(config.draft_source, num_tokens, sampling_rows)
         return BlockDrafter(loaded, num_tokens, draws, cache_shape)
-    load = load_mtp_head if config.method == "mtp" else load_eagle_head
-    eagle_head, angles = load(
-        config, target_config, target, rows.device, num_positions, sampling_rows.shard
-    )
+    is_own = config.method == "mtp"
+    loaded_head = load_mtp_head(of_target) if is_own else load_eagle_head(config, of_target)
     draws = DraftDraws(config.draft_source, num_tokens, sampling_rows)
-    return EagleDrafter(eagle_head, angles, num_tokens, draws, cache_shape)
+    return EagleDrafter(*loaded_head, num_tokens, draws, cache_shape)
 
 
 def _load_draft_model(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.config import ModelConfig
-from engine.contracts.model import CausalLM
 from engine.errors import ModelError
-from engine.kernels.rope import rope_table
 from engine.models.families.table import decoder_spec, unfused_reason
 from engine.models.formats.config import quantization as quantization_of
 from engine.models.formats.reader import WeightReader
@@ -15,29 +13,18 @@ from engine.models.model_config import read_config
 from engine.models.weights.folder import model_folder, read_json
 from engine.models.weights.sources import Checkpoint, DummyWeights
 from engine.models.weights.stored import WeightSource
+from engine.speculation.head_target import HeadTarget
 from engine.speculation.mtp_head import MtpHead
-from engine.speculative_config import SpeculativeConfig
-from sampling.vocab_shard import VocabShard
 
 
-def load_mtp_head(
-    config: SpeculativeConfig,
-    target_config: ModelConfig,
-    target: CausalLM,
-    device: torch.device,
-    num_positions: int,
-    shard: VocabShard,
-) -> tuple[MtpHead, torch.Tensor]:
+def load_mtp_head(of_target: HeadTarget) -> tuple[MtpHead, torch.Tensor]:
     """Load the head, stored as the target is, and make its `rope_table`.
-
-    Args:
-        num_positions: length of the table.
-        shard: the ids of the target's logits.
 
     Raises:
         ModelError: the target's checkpoint has none.
     """
-    is_dummy = target_config.load_format == "dummy"
+    target_config, target, device = of_target.config, of_target.model, of_target.device
+    is_dummy = of_target.is_dummy
     folder = model_folder(target_config.model, target_config.revision, weights=not is_dummy)
     hf_config = read_config(
         folder,
@@ -65,11 +52,10 @@ def load_mtp_head(
         quantization=quantization_of(read_json(path), path),
     )
     with torch.no_grad():
-        head = MtpHead(drafting, reader, target, shard)
+        head = MtpHead(drafting, reader, target, of_target.shard)
     if isinstance(source, Checkpoint):
         source.close()
-    speeds = head.rotation
-    return head, rope_table(speeds.inv_freq.to(device), speeds.scale, num_positions)
+    return head, of_target.angles(head.rotation)
 
 
 def _error(config: ModelConfig, reason: str) -> ModelError:

@@ -7,37 +7,19 @@ is shorter than k it is repeated, as it would be if the row went on like that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from engine.contracts.attention import AttentionSpec
 from engine.contracts.drafter import VerifiedStep
-from engine.contracts.named_weights import NamedWeights
 from engine.kernels.ngram import ngram_drafts_triton
+from engine.speculation.text_drafter import TextDrafter
 
 
-class NgramDrafter:
-    """The `Drafter` that has no weights, cache or draft logits.
-
-    Args:
-        history: int32 [max_rows + 1, max_len], the engine's token history.
-    """
-
-    feature_layers: tuple[int, ...] = ()
-    attention_specs: Sequence[AttentionSpec] = ()
-    draft_logits: torch.Tensor | None = None
+class NgramDrafter(TextDrafter):
+    """The `Drafter` that reads a row's own text."""
 
     def __init__(self, num_tokens: int, lengths: tuple[int, int], history: torch.Tensor) -> None:
-        self.num_tokens = num_tokens
+        super().__init__(num_tokens, history)
         self._lengths = lengths
-        self._history = history
-
-    def named_weights(self) -> NamedWeights:
-        return {}
-
-    def allocate(self, num_blocks: int) -> None:
-        pass
 
     def propose(self, step: VerifiedStep) -> torch.Tensor:
         batch = step.sampling  # positions of the first draft: as many tokens are known

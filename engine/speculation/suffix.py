@@ -20,30 +20,23 @@ text first; the same order decides where tokens have equally many votes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
-from engine.contracts.attention import AttentionSpec
 from engine.contracts.drafter import VerifiedStep
-from engine.contracts.named_weights import NamedWeights
 from engine.kernels.suffix import MAX_DEPTH, PLACES, suffix_drafts_triton
 from engine.memory.recent_outputs import RecentOutputs
+from engine.speculation.text_drafter import TextDrafter
 from engine.speculative_config import SuffixRules
 
 
-class SuffixDrafter:
-    """The `Drafter` that reads texts; it has no weights, cache or draft logits.
+class SuffixDrafter(TextDrafter):
+    """The `Drafter` that reads a row's own text and outputs of others.
 
     Args:
-        history: int32 [max_rows + 1, max_len], the engine's token history.
         recent: outputs of other requests; None reads none.
     """
-
-    feature_layers: tuple[int, ...] = ()
-    attention_specs: Sequence[AttentionSpec] = ()
-    draft_logits: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -52,16 +45,9 @@ class SuffixDrafter:
         history: torch.Tensor,
         recent: RecentOutputs | None = None,
     ) -> None:
-        self.num_tokens = num_tokens
+        super().__init__(num_tokens, history)
         self._rules = rules
-        self._history = history
         self._recent = recent
-
-    def named_weights(self) -> NamedWeights:
-        return {}
-
-    def allocate(self, num_blocks: int) -> None:
-        pass
 
     def propose(self, step: VerifiedStep) -> torch.Tensor:
         batch = step.sampling  # positions of the first draft: as many tokens are known

@@ -29,6 +29,7 @@ from engine.parallel.messages import (
     Forget,
     GiveBack,
     Launch,
+    Order,
     PlanReader,
     ReadAdapter,
     Score,
@@ -52,19 +53,6 @@ BEAT_S = 0.5
 EXIT_FAILED = 4
 
 
-AnyMessage = (
-    Launch
-    | DrawStep
-    | Score
-    | Forget
-    | ReadAdapter
-    | DropAdapter
-    | FollowWeights
-    | GiveBack
-    | TakeAgain
-)
-
-
 class Follower:
     """Runs the steps that rank 0 tells of: each is launched while the one before may still run."""
 
@@ -74,7 +62,7 @@ class Follower:
         self._awaiting: LaunchedStep | None = None
         self._running: LaunchedStep | LaunchedScoring | None = None
 
-    def follow(self, message: AnyMessage) -> None:
+    def follow(self, message: Order) -> None:
         """Launch the step of a message, or the part of one that it tells of.
 
         Raises:

@@ -10,8 +10,8 @@ import torch
 from engine.config import ModelConfig
 from engine.errors import ModelError
 from engine.models.loader import load_model
+from engine.speculation.head_target import HeadTarget
 from engine.speculation.mtp_loader import load_mtp_head
-from engine.speculative_config import SpeculativeConfig
 from sampling.vocab_shard import VocabShard
 from tests.engine.models.families.hybrid_models import config_of, write_hybrid
 from tests.engine.tiny_models import write_model
@@ -20,9 +20,8 @@ from tests.engine.tiny_models import write_model
 def load(folder: Path) -> None:
     config = ModelConfig(model=str(folder), dtype="float32")
     target = load_model(config, torch.device("cpu"))
-    speculation = SpeculativeConfig(method="mtp", num_speculative_tokens=2)
     shard = VocabShard.whole(target.vocab_size)
-    load_mtp_head(speculation, config, target, torch.device("cpu"), 64, shard)
+    load_mtp_head(HeadTarget(config, target, torch.device("cpu"), 64, shard))
 
 
 def test_a_family_without_heads(tmp_path: Path) -> None:
