@@ -71,10 +71,13 @@ async def test_what_fits_is_whole() -> None:
     assert await prompt_of([user("a"), said("b")], 4) == "[user]a[assistant]b[assistant]"
 
 
-async def test_a_last_turn_that_is_too_long() -> None:
+@pytest.mark.parametrize(("max_tokens", "room"), [(None, 56), (40, 24), (63, 1), (999, 1)])
+async def test_a_last_turn_that_is_too_long(max_tokens: int | None, room: int) -> None:
+    """A limit above the context leaves room for a token of the prompt, as the context itself."""
     with pytest.raises(ApiError) as caught:
-        await prompt_of([user("a"), user("x" * 99)], None)
+        await prompt_of([user("a"), user("x" * 99)], max_tokens)
     assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
+    assert f"more than {room} " in caught.value.message
 
 
 async def test_other_refusals_stay() -> None:

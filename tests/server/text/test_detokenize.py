@@ -218,6 +218,6 @@ def test_cost_per_token_does_not_grow() -> None:
         sizes.append(len(ids))
         return BYTE.decode(ids)
 
-    window = WindowDetokenizer(decode)
+    window = WindowDetokenizer(decode, context=[1] * 99)
     window.feed(list(b"x" * 2000))
     assert max(sizes) <= WindowDetokenizer.CONTEXT + WindowDetokenizer.MAX_HELD + 1
