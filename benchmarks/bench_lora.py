@@ -70,15 +70,20 @@ def write_random_adapter(folder: Path, config: dict[str, Any], rank: int) -> Non
     (folder / "adapter_config.json").write_text(json.dumps(fields))
 
 
-def engine_of(folder: Path, adapter: Path, max_rows: int, num_adapters: int, rank: int) -> Engine:
+def engine_of(
+    folder: Path, adapter: Path, max_rows: int, num_adapters: int, rank: int, *, all_modules: bool
+) -> Engine:
     """An engine with an adapter under many names, all in slots at once."""
     names = tuple((f"a{index}", str(adapter)) for index in range(num_adapters))
+    targets = None if all_modules else tuple(PRODUCTS)
     return build_engine(
         EngineConfig(
             model=ModelConfig(model=str(folder), load_format="dummy", max_model_len=1024),
             cache=CacheConfig(num_blocks=max_rows * 32 + 2),
             scheduler=SchedulerConfig(max_rows=max_rows),
-            adapters=AdaptersConfig(max_loras=num_adapters, max_rank=rank, modules=names),
+            adapters=AdaptersConfig(
+                max_loras=num_adapters, max_rank=rank, modules=names, target_modules=targets
+            ),
         )
     )
 
@@ -159,13 +164,25 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument(
+        "--all-modules",
+        action="store_true",
+        help="slots have room for embeddings and head too, which the adapter leaves alone",
+    )
     asked = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as made:
         folder, adapter = Path(made) / "model", Path(made) / "adapter"
         write_shape(asked.shape, folder)
         config = json.loads((folder / "config.json").read_text())
         write_random_adapter(adapter, config, asked.rank)
-        engine = engine_of(folder, adapter, asked.rows, asked.adapters, asked.rank)
+        engine = engine_of(
+            folder,
+            adapter,
+            asked.rows,
+            asked.adapters,
+            asked.rank,
+            all_modules=asked.all_modules,
+        )
         figures = measure(engine, adapter, asked.rows, asked.adapters, asked.steps)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     print(json.dumps({"device": device, **vars(asked), "figures": figures}))

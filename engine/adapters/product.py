@@ -10,7 +10,7 @@ import torch
 
 from engine.adapters.folder import Factors
 from engine.adapters.targets import AdapterTarget
-from engine.kernels.lora.delta import Stacks
+from engine.kernels.lora.stacks import Stacks
 
 ALIGNMENT = 64
 """Numbers that a stack begins at a multiple of."""

@@ -30,6 +30,7 @@ from engine.adapters.targets import (
 )
 from engine.kernels.lora.expand import output_blocks
 from engine.kernels.lora.groups import TILE, ActiveAdapters
+from engine.kernels.lora.lone import Handovers
 from engine.models.weights.shares import RankShare
 
 
@@ -141,6 +142,14 @@ class AdapterStacks:
         for product in self._products:
             blocks = torch.from_numpy(output_blocks(product.bounds)).to(device)
             product.over(self._numbers, self._scales, blocks)
+
+    def handovers(self) -> Handovers | None:
+        """Make the words that products of a lone row hand numbers over in; None on a CPU."""
+        if not self._numbers.is_cuda:
+            return None
+        widest = max((len(product.bounds) - 1 for product in self._products), default=0)
+        device = self._numbers.device
+        return Handovers(len(self._products), widest * self._rank, device)
 
     def to_host(self, adapter: AdapterTensors) -> HostAdapter:
         """Lay an adapter out as it is in a slot.

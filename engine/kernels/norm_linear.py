@@ -11,7 +11,7 @@ from engine.kernels.fp8 import Fp8Rows
 from engine.kernels.fp8_linear import Fp8Linear
 from engine.kernels.linear import LaidOut
 from engine.kernels.norm import add_rms_norm, rms_norm, rms_norm_fp8
-from engine.kernels.skinny import MAX_NORMED, Norm, is_skinny, skinny_linear
+from engine.kernels.skinny import Norm, is_skinny, skinny_linear, takes_norm
 
 
 class LoneLinear(Protocol):
@@ -68,17 +68,17 @@ class NormedProduct:
         weight = self._weight
         if weight is not None and is_skinny(x):
             return self._skinny(x, residual, weight)
-        x, residual = _normed(x, residual, self._norm_weight, self._eps)
+        x, residual = normed_sum(x, residual, self._norm_weight, self._eps)
         out = self._product(x)
         return (silu_and_mul(out) if self._gated else out), residual
 
     def _skinny(
         self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if x.numel() <= MAX_NORMED:
+        if takes_norm(x):
             norm = Norm(residual, self._norm_weight, self._eps)
             return skinny_linear(x, weight, self._bias, norm=norm, gated=self._gated)
-        x, residual = _normed(x, residual, self._norm_weight, self._eps)
+        x, residual = normed_sum(x, residual, self._norm_weight, self._eps)
         return skinny_linear(x, weight, self._bias, gated=self._gated)[0], residual
 
 
@@ -136,15 +136,15 @@ class NormedLinear:
         if product.takes_lone(x):
             norm = Norm(residual, self._norm_weight, self._eps)
             return product.lone(x, norm, gated=self._gated)
-        x, residual = _normed(x, residual, self._norm_weight, self._eps)
+        x, residual = normed_sum(x, residual, self._norm_weight, self._eps)
         out = self._product(x)
         return (silu_and_mul(out) if self._gated else out), residual
 
 
-def _normed(
+def normed_sum(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The normed sum of x and residual, and the sum."""
+    """Compute the normed sum of x and residual, and the sum, which may overwrite `residual`."""
     if residual is None:
         return rms_norm(x, weight, eps), x
     return add_rms_norm(x, residual, weight, eps)

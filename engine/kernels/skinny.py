@@ -53,6 +53,11 @@ def is_skinny(x: torch.Tensor) -> bool:
     return x.is_cuda and x.dtype.itemsize == 2 and len(x) in NUM_ROWS and x.numel() <= MAX_PRODUCT
 
 
+def takes_norm(x: torch.Tensor) -> bool:
+    """Whether the faster way for such an x normalizes it in the product's programs."""
+    return x.numel() <= MAX_NORMED
+
+
 @jit
 def normed_input(x, residual, norm_weight, sums, k, inside, eps, features, first):
     """Load a row of the product's input as float32; the first program stores x + residual."""

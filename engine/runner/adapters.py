@@ -25,6 +25,7 @@ class RunnerAdapters:
     Attributes:
         store: of those on the host.
         active: what the model's products read.
+        handovers: for steps of a lone row; None on a CPU.
         has_head: the LM head is one of them.
     """
 
@@ -32,7 +33,7 @@ class RunnerAdapters:
         self._stacks = stacks
         self.store = AdapterStore(stacks, named_tensors)
         self.active, self.num_slots = stacks.active, stacks.num_slots
-        self.has_head = stacks.has_head
+        self.handovers, self.has_head = stacks.handovers(), stacks.has_head
 
     def of_loads(self, loads: Sequence[AdapterLoad]) -> list[tuple[int, HostAdapter]]:
         """The adapters of loads, which are there until they are copied."""
@@ -84,7 +85,8 @@ def groups_of(slots: Int32Array | None, device: torch.device) -> TokenGroups | N
     """The groups of a step's tokens by their slots int32 [T]; None where none has an adapter."""
     if slots is None:
         return None
-    return TokenGroups(*to_device_together((*group_tokens(slots), slots), device))
+    tokens, tiles, by_token = to_device_together((*group_tokens(slots), slots), device)
+    return TokenGroups(tokens, tiles, by_token)
 
 
 class FixedGroups:
@@ -104,7 +106,8 @@ class FixedGroups:
     def of_size(self, num_tokens: int) -> TokenGroups:
         """The groups of steps of so many tokens."""
         count = num_tiles(num_tokens, self._num_slots)
-        return TokenGroups(self._tokens[:count], self._slots[:count], self._by_token[:num_tokens])
+        by_token = self._by_token[:num_tokens]
+        return TokenGroups(self._tokens[:count], self._slots[:count], by_token, in_graph=True)
 
     def put(self, slots: Int32Array, num_tokens: int) -> None:
         """Enter the slots int32 [T] of a step that is padded to a number of tokens."""
@@ -112,6 +115,6 @@ class FixedGroups:
         by_token = np.full(num_tokens, NO_SLOT, dtype=np.int32)
         by_token[: len(slots)] = slots
         arrays = (*group_tokens(by_token, count=len(target.slots)), by_token)
-        for tensor, values in zip(target, to_device_together(arrays, self._device), strict=True):
-            assert tensor is not None
+        tensors = target.tokens, target.slots, self._by_token[:num_tokens]
+        for tensor, values in zip(tensors, to_device_together(arrays, self._device), strict=True):
             tensor.copy_(values)

@@ -8,9 +8,10 @@ import torch
 
 from engine.kernels.experts.grouped import weighted_sums
 from engine.kernels.experts.routing import Routing
-from engine.kernels.lora.delta import Stacks, add_delta
+from engine.kernels.lora.delta import add_delta
 from engine.kernels.lora.groups import ActiveAdapters
 from engine.kernels.lora.pairs import PairGroups, group_adapted
+from engine.kernels.lora.stacks import Stacks
 
 
 class StacksBeside(Protocol):

@@ -1,44 +1,84 @@
 """What adapters add to the results of a product: scale * B (A x), each token by its own adapter.
 
-Two kernels do it (`shrink` to the rank, `expand` to the outputs). They look at tokens that have an
-adapter alone, so that the results of all others keep their bits. A token's sums have one order
-whatever the other tokens are: inputs are cut into spans of fixed places, the sums of which are
-added in order.
+Two kernels do it (`shrink` to the rank, `expand` to the outputs), of which the first runs beside
+the product in a graph. They look at tokens that have an adapter alone, so that the results of all
+others keep their bits. A token's sums have one order whatever the other tokens are: inputs are cut
+into spans of fixed places, the sums of which are added in order.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from engine.contracts.adapters import NO_SLOT
-from engine.kernels.lora.expand import expand_triton
+from engine.kernels.activation import silu_and_mul
+from engine.kernels.lora.expand import expand_gated_triton, expand_triton
 from engine.kernels.lora.groups import TokenGroups
-from engine.kernels.lora.shrink import InputNorm, shrink_triton
+from engine.kernels.lora.shrink import (
+    InputNorm,
+    Shrunk,
+    empty_shrunk,
+    launch_shrink,
+    shrink_triton,
+)
+from engine.kernels.lora.stacks import Stacks
 from engine.kernels.norm import rms_norm_torch
+from sampling.device.overlap import overlap_of
 
 
-class Stacks(NamedTuple):
-    """The adapters of one product in S slots; the product joins the outputs of P modules.
+def adapted_product(
+    multiply: Callable[[], torch.Tensor], x: torch.Tensor, stacks: Stacks, groups: TokenGroups
+) -> torch.Tensor:
+    """Run a product of x [T, in], and add what the tokens' adapters make of x."""
+    if not x.is_cuda or not len(groups.slots):
+        out = multiply()
+        add_delta(out, x, stacks, groups)
+        return out
+    shrunk, out, launch = _shrunk_beside(multiply, x, stacks, groups)
+    expand_triton(out, shrunk, stacks, groups, **launch)
+    return out
 
-    A product of experts has E of them, and the slots of its tiles are slot * E + expert; E is 1 for
-    all others.
 
-    Attributes:
-        a: [S, E, P, R, in]; of an embedding, which has one module, [S, 1, in, R].
-        b: [S, E, out, R]. Ranks below R are padded with zeros.
-        scales: float32 [S, E, P].
-        blocks: int32 [N, 3], blocks of outputs: the module that they are of, the first, and the
-            one after the last. At most `expand.COLUMNS` are in one.
-        bounds: the first output of each module, and the one after the last.
+def adapted_gated(
+    multiply: Callable[[], torch.Tensor], x: torch.Tensor, stacks: Stacks, groups: TokenGroups
+) -> torch.Tensor:
+    """Run a product to a gate and values [T, 2 * m], add what adapters do, and join both [T, m]."""
+    if not x.is_cuda or not len(groups.slots):
+        return silu_and_mul(adapted_product(multiply, x, stacks, groups))
+    shrunk, out, launch = _shrunk_beside(multiply, x, stacks, groups)
+    return expand_gated_triton(out, shrunk, stacks, groups, **launch)
+
+
+def _shrunk_beside(
+    multiply: Callable[[], torch.Tensor], x: torch.Tensor, stacks: Stacks, groups: TokenGroups
+) -> tuple[Shrunk, torch.Tensor, dict[str, Any]]:
+    """Run a product and shrink its inputs, side by side in a graph.
+
+    Returns:
+        The shrunk inputs, the product, and the launch options of the kernel that takes both.
     """
+    if not groups.in_graph:
+        shrunk = shrink_triton(x, stacks, groups, None)
+        return shrunk, multiply(), overlap_of(x)
+    # Kernels that begin before the last one ends know of one last only.
+    launch = {"overlap": overlap_of(x)["overlap"]}
+    main, side = torch.cuda.current_stream(x.device), _side_stream(x.device)
+    shrunk = empty_shrunk(x, stacks, groups, None)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        launch_shrink(shrunk, x, stacks, groups, None, **launch)
+    out = multiply()
+    main.wait_stream(side)
+    return shrunk, out, launch
 
-    a: torch.Tensor
-    b: torch.Tensor
-    scales: torch.Tensor
-    blocks: torch.Tensor
-    bounds: tuple[int, ...]
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def add_delta(
@@ -73,10 +113,10 @@ def add_delta_triton(
     targets: torch.Tensor | None = None,
 ) -> None:
     """Compute `add_delta` by the two kernels."""
-    shrunk = shrink_triton(x, stacks.a, groups, norm)
+    shrunk = shrink_triton(x, stacks, groups, norm)
     if targets is not None:
         groups = groups._replace(tokens=targets)
-    expand_triton(out, shrunk, stacks.b, stacks.scales, stacks.blocks, groups)
+    expand_triton(out, shrunk, stacks, groups)
 
 
 def add_delta_torch(

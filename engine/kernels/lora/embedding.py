@@ -6,10 +6,10 @@ from __future__ import annotations
 import torch
 
 from engine.contracts.adapters import NO_SLOT
-from engine.kernels.lora.delta import Stacks
 from engine.kernels.lora.expand import expand_triton
 from engine.kernels.lora.groups import TILE, TokenGroups
 from engine.kernels.lora.shrink import Shrunk
+from engine.kernels.lora.stacks import Stacks
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, tl
 
@@ -47,7 +47,7 @@ def add_embedding_delta_triton(
         **overlap_of(out),
     )
     shrunk = Shrunk(sums, None, stacks.a.shape[2], 0.0)
-    expand_triton(out, shrunk, stacks.b, stacks.scales, stacks.blocks, groups)
+    expand_triton(out, shrunk, stacks, groups)
 
 
 def add_embedding_delta_torch(

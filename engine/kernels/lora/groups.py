@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from engine.contracts.adapters import NO_SLOT
+from engine.kernels.lora.lone import Handovers
 
 TILE = 16
 """Tokens of a tile, which all have one adapter: a tensor core multiplies so many rows at once."""
@@ -24,11 +25,14 @@ class TokenGroups(NamedTuple):
         slots: int32 [N], the slot of a tile's adapter; `NO_SLOT` for a tile without tokens.
         by_token: int32 [T], the slot of each token, which experts read; None where no product asks
             for it.
+        in_graph: the step is or will be captured, where kernels that wait for one another in
+            two streams cost the host nothing.
     """
 
     tokens: torch.Tensor
     slots: torch.Tensor
     by_token: torch.Tensor | None = None
+    in_graph: bool = False
 
 
 def num_tiles(num_tokens: int, num_slots: int) -> int:
@@ -71,16 +75,23 @@ class ActiveAdapters:
     Attributes:
         groups: of the tokens that products get; None where none has an adapter, and products are
             the base's.
+        handovers: of a lone row's step; None where products have kernels beside them.
     """
 
     def __init__(self) -> None:
         self.groups: TokenGroups | None = None
+        self.handovers: Handovers | None = None
 
     @contextmanager
-    def using(self, groups: TokenGroups | None) -> Iterator[None]:
+    def using(
+        self, groups: TokenGroups | None, handovers: Handovers | None = None
+    ) -> Iterator[None]:
         """Run a forward whose tokens have these adapters."""
-        before, self.groups = self.groups, groups
+        before = self.groups, self.handovers
+        self.groups, self.handovers = groups, handovers
+        if handovers is not None:
+            handovers.begin()
         try:
             yield
         finally:
-            self.groups = before
+            self.groups, self.handovers = before

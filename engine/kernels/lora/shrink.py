@@ -4,17 +4,28 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from engine.kernels.lora.groups import TILE, TokenGroups
+from engine.kernels.lora.stacks import Stacks
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, tl, triton
 
-SPAN = 512
-"""Inputs that a program multiplies: a whole product of few tokens would be a chain too long. It is
-part of the order of sums, so it is the same for every number of tokens."""
+SPAN, NUM_SPANS = 512, 4
+"""Inputs that a program multiplies at least, and the most sums that are left apart."""
+
+
+def span_of(num_inputs: int) -> int:
+    """Inputs that a program multiplies.
+
+    A whole product of few tokens would be a chain too long, and many sums apart take longer to
+    read than what they are added to. It is part of the order of sums, so it depends on the number
+    of inputs alone.
+    """
+    share = -(-num_inputs // NUM_SPANS)
+    return max(SPAN, 1 << (share - 1).bit_length())
 
 
 class InputNorm(NamedTuple):
@@ -29,7 +40,7 @@ class Shrunk(NamedTuple):
 
     Attributes:
         sums: float32 [K, P, T, R].
-        squares: float32 [K, T], sums of the inputs' squares, where a norm is yet to divide by
+        squares: float32 [K, P, T], sums of the inputs' squares, where a norm is yet to divide by
             their root; None where none is.
         num_inputs, eps: of that norm.
     """
@@ -47,11 +58,13 @@ def _shrink_kernel(
     a,
     tokens,
     slots,
+    scales,
     sums,
     squares,
     x_stride,
     slot_stride,
     expert_stride,
+    scale_stride,
     num_places,
     num_inputs: tl.constexpr,
     num_experts: tl.constexpr,
@@ -71,6 +84,9 @@ def _shrink_kernel(
     module, span = tl.program_id(1), tl.program_id(2)
     place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = tl.load(tokens + place)
+    own_scales = scales + slot // num_experts * scale_stride + slot % num_experts * num_modules
+    if tl.load(own_scales + module) == 0:
+        return  # the adapter leaves the module alone; `expand` does not read what it would get
     here, r = token >= 0, tl.arange(0, RANK)
     rows = x + token.to(tl.int64)[:, None] * x_stride
     own = a + slot // num_experts * slot_stride + slot % num_experts * expert_stride
@@ -90,46 +106,74 @@ def _shrink_kernel(
         total = tl.dot(value, tile, total, input_precision="ieee")
     at = ((span * num_modules + module) * num_places + place).to(tl.int64)
     tl.store(sums + at[:, None] * RANK + r[None, :], total)
-    if norm_weight is not None:  # noqa: SIM102 (it is decided when the kernel is compiled)
-        if module == 0:
-            tl.store(squares + span * num_places + place, square)
+    if norm_weight is not None:
+        tl.store(squares + at, square)
 
 
 def shrink_triton(
-    x: torch.Tensor, a: torch.Tensor, groups: TokenGroups, norm: InputNorm | None
+    x: torch.Tensor, stacks: Stacks, groups: TokenGroups, norm: InputNorm | None
 ) -> Shrunk:
-    """Multiply inputs x [T, in] by each token's A of a [S, E, P, R, in], see `Stacks`."""
+    """Multiply inputs x [T, in] by each token's A."""
+    shrunk = empty_shrunk(x, stacks, groups, norm)
+    launch_shrink(shrunk, x, stacks, groups, norm, **overlap_of(x))
+    return shrunk
+
+
+def empty_shrunk(
+    x: torch.Tensor, stacks: Stacks, groups: TokenGroups, norm: InputNorm | None
+) -> Shrunk:
+    """Allocate what `launch_shrink` writes."""
+    _, _, num_modules, rank, num_inputs = stacks.a.shape
+    num_spans = triton.cdiv(num_inputs, span_of(num_inputs))
+    wide = partial(torch.empty, dtype=torch.float32, device=x.device)
+    places = (num_spans, num_modules, len(groups.slots) * TILE)
+    squares, eps = (None, 0.0) if norm is None else (wide(places), norm.eps)
+    return Shrunk(wide((*places, rank)), squares, num_inputs, eps)
+
+
+def launch_shrink(
+    shrunk: Shrunk,
+    x: torch.Tensor,
+    stacks: Stacks,
+    groups: TokenGroups,
+    norm: InputNorm | None,
+    **launch: Any,
+) -> None:
+    """Launch `shrink_triton` into tensors that are there.
+
+    Args:
+        launch: its options, as of `overlap_of`.
+    """
+    a, scales = stacks.a, stacks.scales
     _, num_experts, num_modules, rank, num_inputs = a.shape
     assert x.stride(1) == 1
     assert x.dtype == a.dtype
-    num_tiles = len(groups.slots)
-    num_places, num_spans = num_tiles * TILE, triton.cdiv(num_inputs, SPAN)
-    wide = partial(torch.empty, dtype=torch.float32, device=x.device)
-    sums = wide((num_spans, num_modules, num_places, rank))
-    squares = None if norm is None else wide((num_spans, num_places))
+    assert scales.stride()[1:] == (num_modules, 1)
+    num_tiles, num_spans = len(groups.slots), len(shrunk.sums)
     _shrink_kernel[(num_tiles, num_modules, num_spans)](
         x,
         None if norm is None else norm.weight,
         a,
         groups.tokens,
         groups.slots,
-        sums,
-        squares,
+        scales,
+        shrunk.sums,
+        shrunk.squares,
         x.stride(0),
         a.stride(0),
         a.stride(1),
-        num_places,
+        scales.stride(0),
+        num_tiles * TILE,
         num_inputs=num_inputs,
         num_experts=num_experts,
         num_modules=num_modules,
         RANK=rank,
-        SPAN=SPAN,
+        SPAN=span_of(num_inputs),
         STEP=_step_of(rank, x.dtype),
         ROWS=TILE,
         num_warps=4,
-        **overlap_of(x),
+        **launch,
     )
-    return Shrunk(sums, squares, num_inputs, 0.0 if norm is None else norm.eps)
 
 
 def _step_of(rank: int, dtype: torch.dtype) -> int:

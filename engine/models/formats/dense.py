@@ -12,7 +12,16 @@ from engine.contracts.named_weights import Portion
 from engine.kernels.experts.products import DenseExpertProduct
 from engine.kernels.linear import LaidOut
 from engine.kernels.norm_linear import NormedProduct
-from engine.models.formats.part import InputsOfExpert, Normed, Own, Part, PartPlaces, WeightProduct
+from engine.kernels.skinny import is_skinny, takes_norm
+from engine.models.formats.part import (
+    InputsOfExpert,
+    Normed,
+    Own,
+    Part,
+    PartPlaces,
+    SkinnyWeight,
+    WeightProduct,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +74,14 @@ class _DenseProduct(WeightProduct):
 
     def gated(self, norm: torch.Tensor, eps: float, *, rounded: bool) -> Normed:
         return NormedProduct(norm, eps, self._weight, self._bias, gated=True)
+
+    def norms_apart(self, x: torch.Tensor) -> bool:
+        return not (self._weight.is_narrow_on_cuda and is_skinny(x) and takes_norm(x))
+
+    def skinny_weight(self) -> SkinnyWeight | None:
+        if not self._weight.is_narrow_on_cuda:
+            return None
+        return SkinnyWeight(self._weight.plain(), self._bias)
 
     def part(self) -> DensePart:
         return DensePart(self._weight.plain())

@@ -127,6 +127,9 @@ class _Fp8Product(LoneProduct):
     def normed(self, norm: torch.Tensor, eps: float) -> Normed:
         return Fp8NormedProduct(norm, eps, self._fp8)
 
+    def norms_apart(self, x: torch.Tensor) -> bool:
+        return False
+
     def gated(self, norm: torch.Tensor, eps: float, *, rounded: bool) -> Normed:
         if not rounded:
             return super().gated(norm, eps, rounded=rounded)

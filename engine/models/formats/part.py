@@ -30,6 +30,13 @@ class Normed(Protocol):
         ...
 
 
+class SkinnyWeight(NamedTuple):
+    """A weight [out, in] of 16 bits, and the bias [out]."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
 class WeightProduct(ABC):
     """A product by one part.
 
@@ -56,6 +63,14 @@ class WeightProduct(ABC):
     def takes_lone(self, x: torch.Tensor) -> bool:
         """Whether the kernel that takes the norm and the gate along multiplies x [T, in]."""
         return False
+
+    def norms_apart(self, x: torch.Tensor) -> bool:
+        """Whether `normed` is to the bit `linear` of a norm of x [T, in], not rounded further."""
+        return False
+
+    def skinny_weight(self) -> SkinnyWeight | None:
+        """What `skinny_linear` multiplies by; None where another kernel takes few rows."""
+        return None
 
     @abstractmethod
     def part(self) -> Part:
@@ -85,6 +100,9 @@ class LoneProduct(WeightProduct):
 
     def takes_lone(self, x: torch.Tensor) -> bool:
         return self._linear.takes_lone(x)
+
+    def norms_apart(self, x: torch.Tensor) -> bool:
+        return not self.takes_lone(x)
 
     def part(self) -> Part:
         return self._part

@@ -109,12 +109,12 @@ class DecodeStep:
     ) -> None:
         self.num_drafts = num_drafts
         self._states = states
-        self._groups, self._active = None, ActiveAdapters()
+        self._groups, self._active, self._handovers = None, ActiveAdapters(), None
         self._has_head = adapters is not None and adapters.has_head
         if adapters is not None:
             max_tokens = rows.scratch_row * (1 + num_drafts)
             self._groups = FixedGroups(adapters, max_tokens, rows.device)
-            self._active = adapters.active
+            self._active, self._handovers = adapters.active, adapters.handovers
         self._stage, self._attention = stage, attention
         self._rows, self._step_rows = rows, step_rows
         self._feature_layers = feature_layers_of(stage.speculation) if num_drafts else ()
@@ -141,7 +141,9 @@ class DecodeStep:
     def forward_adapted(self, size: int) -> Hidden:
         """Hidden states as of `forward`, of rows that have adapters; see `put_adapters`."""
         assert self._groups is not None
-        with self._active.using(self._groups.of_size(size * (1 + self.num_drafts))):
+        num_tokens = size * (1 + self.num_drafts)
+        handovers = self._handovers if num_tokens == 1 else None
+        with self._active.using(self._groups.of_size(num_tokens), handovers):
             return self.forward(size)
 
     def put_adapters(self, slots: Int32Array, size: int) -> None:

@@ -20,9 +20,9 @@ from engine.kernels.experts.layer import experts_few, experts_torch, experts_tri
 from engine.kernels.experts.nibbles import INT4
 from engine.kernels.experts.products import DenseExpertProduct, ExpertProduct, ExpertWeights
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
-from engine.kernels.lora.delta import Stacks
 from engine.kernels.lora.expand import output_blocks
 from engine.kernels.lora.groups import ActiveAdapters
+from engine.kernels.lora.stacks import Stacks
 from tests.engine.kernels.experts.reference import assert_is_sum, random_weights
 from tests.engine.kernels.experts.test_fp8 import some_experts as fp8_experts
 from tests.engine.kernels.experts.test_int4 import on

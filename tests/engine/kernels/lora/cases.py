@@ -8,18 +8,23 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.kernels.lora.delta import Stacks
 from engine.kernels.lora.expand import output_blocks
 from engine.kernels.lora.groups import TokenGroups, group_tokens
 from engine.kernels.lora.shrink import InputNorm
+from engine.kernels.lora.stacks import Stacks
 
 EPS = 1e-6
 
 
 class Case(NamedTuple):
-    """Inputs of `add_delta`, and what it is to leave in `out` as float64."""
+    """Inputs of `add_delta`, and what it is to leave in `out` as float64.
+
+    Attributes:
+        before: what is in `out`, on the host.
+    """
 
     out: torch.Tensor
+    before: torch.Tensor
     x: torch.Tensor
     stacks: Stacks
     norm: InputNorm | None
@@ -33,7 +38,8 @@ class Case(NamedTuple):
 
 def groups_of(slots: np.ndarray, device: str, count: int | None = None) -> TokenGroups:
     arrays = (*group_tokens(slots, count), slots)
-    return TokenGroups(*(torch.from_numpy(each).to(device) for each in arrays))
+    tokens, tiles, by_token = (torch.from_numpy(each).to(device) for each in arrays)
+    return TokenGroups(tokens, tiles, by_token)
 
 
 def make(
@@ -76,4 +82,6 @@ def make(
     norm = None if weight is None else InputNorm(weight.to(device), EPS)
     a, b, scales, blocks = (each.to(device) for each in (a, b, scales, blocks))
     stacks = Stacks(a[:, None], b[:, None], scales[:, None], blocks, bounds)
-    return Case(out.to(device), x.to(device), stacks, norm, np.array(slots, np.int32), wanted)
+    return Case(
+        out.to(device), out.clone(), x.to(device), stacks, norm, np.array(slots, np.int32), wanted
+    )

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from engine.kernels.activation import silu_and_mul_triton
 from engine.kernels.lora.delta import add_delta, add_delta_torch, add_delta_triton
+from engine.kernels.lora.expand import expand_gated_triton
 from engine.kernels.lora.groups import TILE
-from engine.kernels.lora.shrink import SPAN
+from engine.kernels.lora.shrink import SPAN, shrink_triton
 from tests.engine.kernels.lora.cases import Case, groups_of, make
 from tests.engine.kernels.where import DEVICES
 
@@ -97,3 +99,35 @@ def test_a_step_without_adapters_is_left_alone() -> None:
     before = case.out.clone()
     add_delta(case.out, case.x, case.stacks, groups_of(np.full(2, -1, np.int32), "cpu"))
     assert torch.equal(case.out, before)
+
+
+@pytest.mark.parametrize("slots", [MIXED, [-1] * 20, [0, 1] * 20])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_gates_and_values_are_joined(dtype: torch.dtype, device: str, slots: list[int]) -> None:
+    """Rows without an adapter get the bits of the base's own kernel."""
+    case = make(slots, [150, 150], 96, 16, dtype=dtype, device=device)
+    groups = groups_of(case.slots, device, count=12)
+    shrunk = shrink_triton(case.x, case.stacks, groups, None)
+    got = expand_gated_triton(case.out, shrunk, case.stacks, groups)
+    gate, up = case.wanted.chunk(2, dim=-1)
+    wanted = gate / (1 + torch.exp(-gate)) * up
+    tolerance = 4 * TOLERANCE[dtype]  # of a gate and of values up to 8
+    torch.testing.assert_close(
+        got.cpu().double(), wanted, rtol=1e-2 * (dtype != torch.float32), atol=tolerance
+    )
+    bare = torch.from_numpy(case.slots == -1)
+    assert torch.equal(got[bare], silu_and_mul_triton(case.out)[bare])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_module_that_an_adapter_leaves_alone_keeps_its_bits(device: str) -> None:
+    case = make([0, 1], [40, 24, 24], 96, 16, normed=True, device=device)
+    case.stacks.scales[0, 0, :2] = 0
+    before = case.out.clone()
+    add_delta_triton(case.out, case.x, case.stacks, case.groups, case.norm)
+    assert torch.equal(case.out[0, :64], before[0, :64])
+    torch.testing.assert_close(
+        case.out[0, 64:].cpu().double(), case.wanted[0, 64:], rtol=0, atol=1e-5
+    )
+    torch.testing.assert_close(case.out[1].cpu().double(), case.wanted[1], rtol=0, atol=1e-5)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.lora.delta import Stacks
 from engine.kernels.lora.embedding import (
     add_embedding_delta,
     add_embedding_delta_torch,
@@ -16,6 +15,7 @@ from engine.kernels.lora.embedding import (
 )
 from engine.kernels.lora.expand import output_blocks
 from engine.kernels.lora.groups import TILE
+from engine.kernels.lora.stacks import Stacks
 from tests.engine.kernels.lora.cases import groups_of
 from tests.engine.kernels.where import DEVICES
 

@@ -1,0 +1,230 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs
+"""The product of a lone row with its adapter, in one launch.
+
+Beside `skinny_linear` the first programs multiply the row by A, as if its rows were more of the
+weight. All others take from them what the row was shrunk to, once their own sums are there, and
+add their outputs of B. They wait for programs of their own launch, which is safe: programs begin
+in order, so those that are waited for began before.
+
+What programs hand over is a number and the count of the step in one word, so that a number of an
+earlier step is not taken for it, and no launch has to clear the words.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from engine.kernels.lora.stacks import Stacks
+from engine.kernels.skinny import Norm, gated_with, launch_shape, normed_input
+from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.triton_support import jit, tl, triton
+
+
+class Handover(NamedTuple):
+    """Where the programs of a launch hand numbers over.
+
+    Attributes:
+        words: int64 [N], the count of the step above the bits of a float32.
+        step: int32 [1], that count.
+    """
+
+    words: torch.Tensor
+    step: torch.Tensor
+
+
+class Handovers:
+    """Words for all products of a step, each of which has its own.
+
+    Args:
+        num_products: of a step. num_numbers: that one hands over at most.
+    """
+
+    def __init__(self, num_products: int, num_numbers: int, device: torch.device) -> None:
+        self._words = torch.zeros((num_products, num_numbers), dtype=torch.int64, device=device)
+        self._step = torch.zeros(1, dtype=torch.int32, device=device)
+        self._num_taken = 0
+
+    def begin(self) -> None:
+        """Begin a step; in a graph, each replay begins one."""
+        self._step += 1
+        self._num_taken = 0
+
+    def take(self) -> Handover | None:
+        """The words of the step's next product; None where a step has more of them than most."""
+        if self._num_taken == len(self._words):
+            return None
+        self._num_taken += 1
+        return Handover(self._words[self._num_taken - 1], self._step)
+
+
+@jit
+def _taken(words, step, rows, r, RANK: tl.constexpr):  # noqa: N803
+    """Wait for what the row was shrunk to by the modules of outputs [M]: float32 [M, RANK]."""
+    at = words + rows[:, None] * RANK + r[None, :]
+    word = tl.load(at, volatile=True)
+    while tl.max(tl.max(((word >> 32) != step).to(tl.int32), 1), 0) != 0:
+        word = tl.load(at, volatile=True)
+    return word.to(tl.int32).to(tl.float32, bitcast=True)
+
+
+@jit
+def _module_of(n, bounds, num_modules: tl.constexpr):
+    """The modules that outputs [M] are of."""
+    module = tl.zeros_like(n)
+    for each in tl.static_range(1, num_modules):
+        module += (n >= bounds[each]).to(tl.int32)
+    return module
+
+
+@jit(do_not_specialize=["slot_stride_a", "slot_stride_b", "scale_stride"])
+def _lone_kernel(
+    x,
+    residual,
+    norm_weight,
+    weight,
+    bias,
+    out,
+    sums,
+    a,
+    b,
+    scales,
+    slots,
+    words,
+    step,
+    bounds,
+    slot_stride_a,
+    slot_stride_b,
+    scale_stride,
+    eps,
+    in_features: tl.constexpr,
+    out_features: tl.constexpr,
+    num_modules: tl.constexpr,
+    gated: tl.constexpr,
+    RANK: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    overlap: tl.constexpr,
+):
+    """A program computes ROWS numbers of the shrunk row, or ROWS outputs."""
+    begin_next(overlap)
+    num_shrinking: tl.constexpr = num_modules * RANK // ROWS
+    program = tl.program_id(0)
+    first = program == 0
+    # Which adapter the row has is known before the step begins, so this waits for no kernel.
+    slot = tl.load(slots).to(tl.int64)
+    k = tl.arange(0, BLOCK)
+    inside = k < in_features
+    has_adapter = slot >= 0
+    slot = tl.maximum(slot, 0)  # what is read of it in vain is not used
+    if program < num_shrinking:
+        row = program * ROWS + tl.arange(0, ROWS)
+        tile_ptr = a + slot * slot_stride_a + row[:, None] * in_features + k[None, :]
+        tile = tl.load(tile_ptr, mask=inside[None, :], other=0.0)
+        wait_for_last(overlap)
+        value = normed_input(x, residual, norm_weight, sums, k, inside, eps, in_features, first)
+        shrunk = tl.sum(tile.to(tl.float32) * value[None, :], 1)
+        low = shrunk.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+        word = (tl.load(step).to(tl.int64) << 32) | low
+        tl.atomic_xchg(words + row, word, sem="relaxed")
+        return
+    n = (program - num_shrinking) * ROWS + tl.arange(0, ROWS)
+    here, r = n < out_features, tl.arange(0, RANK)
+    both = here[:, None] & inside[None, :]
+    tile_ptr = weight + n[:, None].to(tl.int64) * in_features + k[None, :]
+    tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
+    if gated:
+        tile_ptr += out_features * in_features
+        up_tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
+    module = _module_of(n, bounds, num_modules)
+    own_scales, own_b = scales + slot * scale_stride, b + slot * slot_stride_b
+    scale = tl.load(own_scales + module, mask=here, other=0.0)
+    b_tile = tl.load(own_b + n[:, None] * RANK + r[None, :], mask=here[:, None], other=0.0)
+    if gated:
+        up_n = n + out_features
+        up_module = _module_of(up_n, bounds, num_modules)
+        up_scale = tl.load(own_scales + up_module, mask=here, other=0.0)
+        up_ptr = own_b + up_n[:, None] * RANK + r[None, :]
+        up_b = tl.load(up_ptr, mask=here[:, None], other=0.0)
+    count = tl.load(step)
+    wait_for_last(overlap)
+    value = normed_input(x, residual, norm_weight, sums, k, inside, eps, in_features, first)
+    dtype = out.dtype.element_ty
+    result = tl.sum(tile.to(tl.float32) * value[None, :], 1)
+    if bias is not None:
+        result += tl.load(bias + n, mask=here, other=0.0).to(tl.float32)
+    if gated:
+        up = tl.sum(up_tile.to(tl.float32) * value[None, :], 1)
+        if bias is not None:
+            up += tl.load(bias + out_features + n, mask=here, other=0.0).to(tl.float32)
+    if has_adapter:
+        module = tl.where(here, module, 0)
+        shrunk = _taken(words, count, module, r, RANK)
+        result += tl.sum(shrunk * b_tile.to(tl.float32), 1) * scale
+        if gated:
+            shrunk = _taken(words, count, tl.where(here, up_module, 0), r, RANK)
+            up += tl.sum(shrunk * up_b.to(tl.float32), 1) * up_scale
+    if gated:
+        result = gated_with(result.to(dtype), up.to(dtype))
+    tl.store(out + n, result.to(dtype), mask=here)
+
+
+def lone_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    stacks: Stacks,
+    slots: torch.Tensor,
+    handover: Handover,
+    *,
+    norm: Norm | None = None,
+    gated: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Multiply x [1, in_features] as `skinny_linear` does, and add what its adapter makes of it.
+
+    Args:
+        slots: int32 [1], of the row's adapter, known before the step. Without one the result is
+            that of `skinny_linear`.
+        handover: words of its own in this step, one for each module and rank.
+    """
+    in_features = x.shape[1]
+    assert x.is_contiguous()
+    out_features = len(weight) // 2 if gated else len(weight)
+    block = triton.next_power_of_2(in_features)
+    shape = launch_shape(block, gated=gated)
+    _, _, num_modules, rank, _ = stacks.a.shape
+    out = torch.empty((1, out_features), dtype=x.dtype, device=x.device)
+    residual = norm.residual if norm else None
+    sums = x if residual is None else torch.empty_like(x)
+    num_programs = num_modules * rank // shape.rows + triton.cdiv(out_features, shape.rows)
+    _lone_kernel[(num_programs,)](
+        x,
+        residual,
+        norm.weight if norm else None,
+        weight,
+        bias,
+        out,
+        sums,
+        stacks.a,
+        stacks.b,
+        stacks.scales,
+        slots,
+        handover.words,
+        handover.step,
+        stacks.bounds,
+        stacks.a.stride(0),
+        stacks.b.stride(0),
+        stacks.scales.stride(0),
+        norm.eps if norm else 0.0,
+        in_features=in_features,
+        out_features=out_features,
+        num_modules=num_modules,
+        gated=gated,
+        RANK=rank,
+        ROWS=shape.rows,
+        BLOCK=block,
+        num_warps=shape.warps,
+        **overlap_of(x),
+    )
+    return out, sums
