@@ -79,7 +79,7 @@ def engine_of(
     return build_engine(
         EngineConfig(
             model=ModelConfig(model=str(folder), load_format="dummy", max_model_len=1024),
-            cache=CacheConfig(num_blocks=max_rows * 32 + 2),
+            cache=CacheConfig(num_blocks=max_rows * 16 + 2),
             scheduler=SchedulerConfig(max_rows=max_rows),
             adapters=AdaptersConfig(
                 max_loras=num_adapters, max_rank=rank, modules=names, target_modules=targets
