@@ -20,6 +20,8 @@ from sampling.device.triton_support import jit, tl, triton
 
 COLUMNS = 128
 """Outputs that a program computes at most."""
+MOST_PROGRAMS = 5000
+"""Programs of a launch, of which a GPU runs some 2,000 at once."""
 MOST_RANKS = 64
 """Ranks of a turn at most."""
 
@@ -86,7 +88,7 @@ def _delta(
     return total
 
 
-@jit(do_not_specialize=["num_places"])
+@jit(do_not_specialize=["num_places", "num_blocks"])
 def _expand_kernel(
     out,
     sums,
@@ -101,6 +103,7 @@ def _expand_kernel(
     expert_stride,
     scale_stride,
     num_places,
+    num_blocks,
     eps,
     num_inputs: tl.constexpr,
     num_experts: tl.constexpr,
@@ -112,31 +115,32 @@ def _expand_kernel(
     COLUMNS: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
 ):
-    """A program adds to a block of a tile's outputs."""
+    """A program adds to some blocks of a tile's outputs."""
     begin_next(overlap)
     wait_for_last(overlap)
     slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
     if slot < 0:
         return
-    block = blocks + tl.program_id(1) * 3
-    module, first, end = tl.load(block), tl.load(block + 1), tl.load(block + 2)
     place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = tl.load(tokens + place)
-    expert, slot = slot % num_experts, slot // num_experts
-    scale = tl.load(scales + slot * scale_stride + expert * num_modules + module)
-    if scale == 0:
-        return
-    n = first + tl.arange(0, COLUMNS)
-    inside = n < end
-    at_out = out + token.to(tl.int64)[:, None] * out_stride + n[None, :]
-    mask = (token >= 0)[:, None] & inside[None, :]
-    base = tl.load(at_out, mask=mask, other=0.0).to(tl.float32)
-    at = _Places(sums, squares, module, place, num_places, eps)
-    own = b + slot * slot_stride + expert * expert_stride
-    delta = _delta(
-        at, own, scale, n, inside, num_inputs, num_spans, num_modules, RANK, STEP, ROWS, COLUMNS
-    )
-    tl.store(at_out, (base + delta).to(out.dtype.element_ty), mask=mask)
+    expert, adapter = slot % num_experts, slot // num_experts
+    own = b + adapter * slot_stride + expert * expert_stride
+    own_scales = scales + adapter * scale_stride + expert * num_modules
+    for index in range(tl.program_id(1), num_blocks, tl.num_programs(1)):
+        block = blocks + index * 3
+        module, first, end = tl.load(block), tl.load(block + 1), tl.load(block + 2)
+        scale = tl.load(own_scales + module)
+        n = first + tl.arange(0, COLUMNS)
+        inside = n < end
+        at_out = out + token.to(tl.int64)[:, None] * out_stride + n[None, :]
+        is_changed = (token >= 0) & (tl.zeros((ROWS,), tl.float32) + scale != 0)
+        mask = is_changed[:, None] & inside[None, :]
+        base = tl.load(at_out, mask=mask, other=0.0).to(tl.float32)
+        at = _Places(sums, squares, module, place, num_places, eps)
+        delta = _delta(
+            at, own, scale, n, inside, num_inputs, num_spans, num_modules, RANK, STEP, ROWS, COLUMNS
+        )
+        tl.store(at_out, (base + delta).to(out.dtype.element_ty), mask=mask)
 
 
 @jit(do_not_specialize=["num_tiles", "num_tokens"])
@@ -162,48 +166,58 @@ def _expand_gated_kernel(
     COLUMNS: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
 ):
-    """A program joins a block of a tile's gates and values, or of rows without an adapter."""
+    """A program joins some blocks of a tile's gates and values, or of rows without an adapter."""
     begin_next(overlap)
     wait_for_last(overlap)
     tile = tl.program_id(0)
-    n = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = n < width
     slot = tl.full((), 0, tl.int64)
+    of_gate, of_up = 0.0, 0.0
     if tile < num_tiles:
         slot = tl.load(slots + tile).to(tl.int64)
         if slot < 0:
             return
         token = tl.load(tokens + tile * ROWS + tl.arange(0, ROWS))
         here = token >= 0
+        of_gate = tl.load(scales + slot * scale_stride)
+        of_up = tl.load(scales + slot * scale_stride + 1)
     else:
         token = (tile - num_tiles) * ROWS + tl.arange(0, ROWS)
         here = tl.load(by_token + token, mask=token < num_tokens, other=0) < 0
         if tl.max(here.to(tl.int32), 0) == 0:
             return
-    mask = here[:, None] & inside[None, :]
-    at_gate = gate_up + token.to(tl.int64)[:, None] * (2 * width) + n[None, :]
-    gate = tl.load(at_gate, mask=mask, other=0.0)
-    up = tl.load(at_gate + width, mask=mask, other=0.0)
-    if tile < num_tiles:
-        place = tile * ROWS + tl.arange(0, ROWS)
-        dtype = inner.dtype.element_ty
+    place, num_places = tile * ROWS + tl.arange(0, ROWS), num_tiles * ROWS
+    dtype = inner.dtype.element_ty
+    for begin in range(tl.program_id(1) * COLUMNS, width, tl.num_programs(1) * COLUMNS):
+        n = begin + tl.arange(0, COLUMNS)
+        inside = n < width
+        mask = here[:, None] & inside[None, :]
+        at_gate = gate_up + token.to(tl.int64)[:, None] * (2 * width) + n[None, :]
+        gate = tl.load(at_gate, mask=mask, other=0.0)
+        up = tl.load(at_gate + width, mask=mask, other=0.0)
         own = b + slot * slot_stride
-        num_places = num_tiles * ROWS
-        of_gate = tl.load(scales + slot * scale_stride)
-        of_up = tl.load(scales + slot * scale_stride + 1)
         at = _Places(sums, None, 0, place, num_places, 0.0)
         delta = _delta(
             at, own, of_gate, n, inside, num_inputs, num_spans, 2, RANK, STEP, ROWS, COLUMNS
         )
-        gate = (gate.to(tl.float32) + delta).to(dtype)
-        at = _Places(sums, None, 1, place, num_places, 0.0)
+        if of_gate != 0:
+            gate = (gate.to(tl.float32) + delta).to(dtype)
         own += width * RANK
+        at = _Places(sums, None, 1, place, num_places, 0.0)
         delta = _delta(
             at, own, of_up, n, inside, num_inputs, num_spans, 2, RANK, STEP, ROWS, COLUMNS
         )
-        up = (up.to(tl.float32) + delta).to(dtype)
-    at_inner = inner + token.to(tl.int64)[:, None] * width + n[None, :]
-    tl.store(at_inner, gated_with(gate, up), mask=mask)
+        if of_up != 0:
+            up = (up.to(tl.float32) + delta).to(dtype)
+        at_inner = inner + token.to(tl.int64)[:, None] * width + n[None, :]
+        tl.store(at_inner, gated_with(gate, up), mask=mask)
+
+
+def _num_programs(num_tiles: int, num_blocks: int) -> int:
+    """Programs that share the blocks of a tile: all tiles have about `MOST_PROGRAMS` at most.
+
+    In a graph most tiles of many adapters are empty, and a program takes its time to see that.
+    """
+    return min(num_blocks, max(MOST_PROGRAMS // num_tiles, 1))
 
 
 def expand_triton(
@@ -218,7 +232,8 @@ def expand_triton(
     b, scales = stacks.b, stacks.scales
     assert out.stride(1) == 1
     assert scales.stride()[1:] == (num_modules, 1)
-    _expand_kernel[(len(groups.slots), len(stacks.blocks))](
+    num_tiles, num_blocks = len(groups.slots), len(stacks.blocks)
+    _expand_kernel[(num_tiles, _num_programs(num_tiles, num_blocks))](
         out,
         shrunk.sums,
         shrunk.squares,
@@ -232,6 +247,7 @@ def expand_triton(
         b.stride(1),
         scales.stride(0),
         num_places,
+        num_blocks,
         shrunk.eps,
         num_inputs=shrunk.num_inputs,
         num_experts=b.shape[1],
@@ -262,7 +278,8 @@ def expand_gated_triton(
     assert gate_up.is_contiguous()
     assert (num_modules, shrunk.squares) == (2, None)
     inner = torch.empty((num_tokens, width), dtype=gate_up.dtype, device=gate_up.device)
-    grid = (num_tiles + triton.cdiv(num_tokens, TILE), triton.cdiv(width, COLUMNS))
+    num_own = num_tiles + triton.cdiv(num_tokens, TILE)
+    grid = (num_own, _num_programs(num_own, triton.cdiv(width, COLUMNS)))
     _expand_gated_kernel[grid](
         inner,
         gate_up,

@@ -23,8 +23,8 @@ class TokenGroups(NamedTuple):
     Attributes:
         tokens: int32 [N, TILE], places in the step; -1 fills up a tile.
         slots: int32 [N], the slot of a tile's adapter; `NO_SLOT` for a tile without tokens.
-        by_token: int32 [T], the slot of each token, which experts read; None where no product asks
-            for it.
+        by_token: int32 [T], the slot of each token; None of pairs of tokens and experts, which are
+            grouped within the step: all else of a step is there before its first kernel.
         in_graph: the step is or will be captured, where kernels that wait for one another in
             two streams cost the host nothing.
     """

@@ -21,12 +21,18 @@ from engine.kernels.skinny import Norm, gated_with, launch_shape, normed_input
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, tl, triton
 
+MOST_ROWS = 4
+"""Outputs of a program at most, see `skinny.launch_shape`."""
+COPIES = 32
+"""Places where a number is handed over: a thousand programs that read one line of memory at once
+wait for each other longer than for the number."""
+
 
 class Handover(NamedTuple):
     """Where the programs of a launch hand numbers over.
 
     Attributes:
-        words: int64 [N], the count of the step above the bits of a float32.
+        words: int64 [COPIES, N], the count of the step above the bits of a float32.
         step: int32 [1], that count.
     """
 
@@ -42,7 +48,8 @@ class Handovers:
     """
 
     def __init__(self, num_products: int, num_numbers: int, device: torch.device) -> None:
-        self._words = torch.zeros((num_products, num_numbers), dtype=torch.int64, device=device)
+        shape = (num_products, COPIES, num_numbers)
+        self._words = torch.zeros(shape, dtype=torch.int64, device=device)
         self._step = torch.zeros(1, dtype=torch.int32, device=device)
         self._num_taken = 0
 
@@ -60,25 +67,25 @@ class Handovers:
 
 
 @jit
-def _taken(words, step, rows, r, RANK: tl.constexpr):  # noqa: N803
-    """Wait for what the row was shrunk to by the modules of outputs [M]: float32 [M, RANK]."""
-    at = words + rows[:, None] * RANK + r[None, :]
+def _taken(words, step, module, r, RANK: tl.constexpr):  # noqa: N803
+    """Wait for what the row was shrunk to by a module: float32 [RANK]."""
+    at = words + module * RANK + r
     word = tl.load(at, volatile=True)
-    while tl.max(tl.max(((word >> 32) != step).to(tl.int32), 1), 0) != 0:
+    while tl.max(((word >> 32) != step).to(tl.int32), 0) != 0:
         word = tl.load(at, volatile=True)
     return word.to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @jit
 def _module_of(n, bounds, num_modules: tl.constexpr):
-    """The modules that outputs [M] are of."""
-    module = tl.zeros_like(n)
+    """The module that output n is of."""
+    module = n * 0
     for each in tl.static_range(1, num_modules):
         module += (n >= bounds[each]).to(tl.int32)
     return module
 
 
-@jit(do_not_specialize=["slot_stride_a", "slot_stride_b", "scale_stride"])
+@jit(do_not_specialize=["slot_stride_a", "slot_stride_b", "scale_stride", "copy_stride"])
 def _lone_kernel(
     x,
     residual,
@@ -97,6 +104,7 @@ def _lone_kernel(
     slot_stride_a,
     slot_stride_b,
     scale_stride,
+    copy_stride,
     eps,
     in_features: tl.constexpr,
     out_features: tl.constexpr,
@@ -105,6 +113,7 @@ def _lone_kernel(
     RANK: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
+    COPIES: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
 ):
     """A program computes ROWS numbers of the shrunk row, or ROWS outputs."""
@@ -127,9 +136,12 @@ def _lone_kernel(
         shrunk = tl.sum(tile.to(tl.float32) * value[None, :], 1)
         low = shrunk.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
         word = (tl.load(step).to(tl.int64) << 32) | low
-        tl.atomic_xchg(words + row, word, sem="relaxed")
+        copies = words + tl.arange(0, COPIES)[None, :] * copy_stride
+        places = tl.zeros((1, COPIES), tl.int64)
+        tl.atomic_xchg(copies + row[:, None], word[:, None] + places, sem="relaxed")
         return
-    n = (program - num_shrinking) * ROWS + tl.arange(0, ROWS)
+    begin = (program - num_shrinking) * ROWS
+    n = begin + tl.arange(0, ROWS)
     here, r = n < out_features, tl.arange(0, RANK)
     both = here[:, None] & inside[None, :]
     tile_ptr = weight + n[:, None].to(tl.int64) * in_features + k[None, :]
@@ -137,15 +149,14 @@ def _lone_kernel(
     if gated:
         tile_ptr += out_features * in_features
         up_tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
-    module = _module_of(n, bounds, num_modules)
     own_scales, own_b = scales + slot * scale_stride, b + slot * slot_stride_b
-    scale = tl.load(own_scales + module, mask=here, other=0.0)
+    module = _module_of(begin, bounds, num_modules)
+    scale = tl.load(own_scales + module)
     b_tile = tl.load(own_b + n[:, None] * RANK + r[None, :], mask=here[:, None], other=0.0)
     if gated:
-        up_n = n + out_features
-        up_module = _module_of(up_n, bounds, num_modules)
-        up_scale = tl.load(own_scales + up_module, mask=here, other=0.0)
-        up_ptr = own_b + up_n[:, None] * RANK + r[None, :]
+        up_module = _module_of(begin + out_features, bounds, num_modules)
+        up_scale = tl.load(own_scales + up_module)
+        up_ptr = own_b + (n + out_features)[:, None] * RANK + r[None, :]
         up_b = tl.load(up_ptr, mask=here[:, None], other=0.0)
     count = tl.load(step)
     wait_for_last(overlap)
@@ -159,15 +170,20 @@ def _lone_kernel(
         if bias is not None:
             up += tl.load(bias + out_features + n, mask=here, other=0.0).to(tl.float32)
     if has_adapter:
-        module = tl.where(here, module, 0)
-        shrunk = _taken(words, count, module, r, RANK)
-        result += tl.sum(shrunk * b_tile.to(tl.float32), 1) * scale
+        own_words = words + program % COPIES * copy_stride
+        shrunk = _taken(own_words, count, module, r, RANK)
+        result += tl.sum(b_tile.to(tl.float32) * shrunk[None, :], 1) * scale
         if gated:
-            shrunk = _taken(words, count, tl.where(here, up_module, 0), r, RANK)
-            up += tl.sum(shrunk * up_b.to(tl.float32), 1) * up_scale
+            shrunk = _taken(own_words, count, up_module, r, RANK)
+            up += tl.sum(up_b.to(tl.float32) * shrunk[None, :], 1) * up_scale
     if gated:
         result = gated_with(result.to(dtype), up.to(dtype))
     tl.store(out + n, result.to(dtype), mask=here)
+
+
+def is_even(stacks: Stacks) -> bool:
+    """Whether no program of `lone_linear` has outputs of two modules."""
+    return all(bound % MOST_ROWS == 0 for bound in stacks.bounds)
 
 
 def lone_linear(
@@ -187,12 +203,14 @@ def lone_linear(
         slots: int32 [1], of the row's adapter, known before the step. Without one the result is
             that of `skinny_linear`.
         handover: words of its own in this step, one for each module and rank.
+        stacks: `is_even`.
     """
     in_features = x.shape[1]
     assert x.is_contiguous()
     out_features = len(weight) // 2 if gated else len(weight)
     block = triton.next_power_of_2(in_features)
     shape = launch_shape(block, gated=gated)
+    assert all(bound % shape.rows == 0 for bound in stacks.bounds)
     _, _, num_modules, rank, _ = stacks.a.shape
     out = torch.empty((1, out_features), dtype=x.dtype, device=x.device)
     residual = norm.residual if norm else None
@@ -216,6 +234,7 @@ def lone_linear(
         stacks.a.stride(0),
         stacks.b.stride(0),
         stacks.scales.stride(0),
+        handover.words.stride(0),
         norm.eps if norm else 0.0,
         in_features=in_features,
         out_features=out_features,
@@ -224,6 +243,7 @@ def lone_linear(
         RANK=rank,
         ROWS=shape.rows,
         BLOCK=block,
+        COPIES=COPIES,
         num_warps=shape.warps,
         **overlap_of(x),
     )

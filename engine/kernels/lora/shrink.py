@@ -10,10 +10,10 @@ import torch
 
 from engine.kernels.lora.groups import TILE, TokenGroups
 from engine.kernels.lora.stacks import Stacks
-from sampling.device.overlap import begin_next, overlap_of, wait_for_last
+from sampling.device.overlap import begin_next, overlap_of, prefetch, wait_for_last
 from sampling.device.triton_support import jit, tl, triton
 
-SPAN, NUM_SPANS = 512, 4
+SPAN, NUM_SPANS = 512, 6
 """Inputs that a program multiplies at least, and the most sums that are left apart."""
 
 
@@ -73,24 +73,33 @@ def _shrink_kernel(
     SPAN: tl.constexpr,  # noqa: N803
     STEP: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
+    LINE: tl.constexpr,  # noqa: N803
+    is_known: tl.constexpr,
     overlap: tl.constexpr,
 ):
     """A program multiplies one span of a tile's inputs by one module's A."""
     begin_next(overlap)
-    wait_for_last(overlap)
+    if not is_known:
+        wait_for_last(overlap)
     slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
-    if slot < 0:
-        return
     module, span = tl.program_id(1), tl.program_id(2)
     place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token = tl.load(tokens + place)
-    own_scales = scales + slot // num_experts * scale_stride + slot % num_experts * num_modules
-    if tl.load(own_scales + module) == 0:
-        return  # the adapter leaves the module alone; `expand` does not read what it would get
+    expert, adapter = slot % num_experts, slot // num_experts
+    scale = 0.0
+    if slot >= 0:
+        scale = tl.load(scales + adapter * scale_stride + expert * num_modules + module)
     here, r = token >= 0, tl.arange(0, RANK)
-    rows = x + token.to(tl.int64)[:, None] * x_stride
-    own = a + slot // num_experts * slot_stride + slot % num_experts * expert_stride
+    own = a + adapter * slot_stride + expert * expert_stride
     own += (module * RANK + r)[None, :] * num_inputs
+    if is_known:
+        if overlap and scale != 0:  # A comes into the cache while the last kernel makes the inputs
+            line = span * SPAN + tl.arange(0, SPAN // LINE) * LINE
+            prefetch(own + tl.minimum(line, num_inputs - 1)[:, None])
+        wait_for_last(overlap)
+    if scale == 0:
+        return  # there is no adapter, or it leaves the module alone: `expand` takes nothing
+    rows = x + token.to(tl.int64)[:, None] * x_stride
     total = tl.zeros((ROWS, RANK), tl.float32)
     square = tl.zeros((ROWS,), tl.float32)
     for start in range(0, SPAN, STEP):
@@ -171,6 +180,8 @@ def launch_shrink(
         SPAN=span_of(num_inputs),
         STEP=_step_of(rank, x.dtype),
         ROWS=TILE,
+        LINE=128 // x.element_size(),
+        is_known=groups.by_token is not None,
         num_warps=4,
         **launch,
     )

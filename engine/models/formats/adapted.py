@@ -19,7 +19,7 @@ from engine.kernels.linear import Linear
 from engine.kernels.lora.delta import adapted_gated, adapted_product, add_delta
 from engine.kernels.lora.embedding import add_embedding_delta
 from engine.kernels.lora.groups import ActiveAdapters
-from engine.kernels.lora.lone import lone_linear
+from engine.kernels.lora.lone import is_even, lone_linear
 from engine.kernels.lora.shrink import InputNorm
 from engine.kernels.norm_linear import normed_sum
 from engine.kernels.skinny import Norm, is_skinny, takes_norm
@@ -68,6 +68,8 @@ class AdaptedProduct(WeightProduct):
         """
         groups, handovers, skinny = self._active.groups, self._active.handovers, self._skinny
         if handovers is None or skinny is None or len(x) != 1 or not is_skinny(x):
+            return None
+        if not is_even(self._adapters.stacks):
             return None
         assert groups is not None
         assert groups.by_token is not None

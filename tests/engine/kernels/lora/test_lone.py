@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from engine.kernels.lora.delta import add_delta_triton
 from engine.kernels.lora.lone import Handovers, lone_linear
 from engine.kernels.skinny import Norm, skinny_linear
-from tests.engine.kernels.lora.cases import EPS, make
+from tests.engine.kernels.lora.cases import EPS, groups_of, make
 from tests.engine.kernels.where import DEVICES
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 1e-2}
@@ -27,7 +28,7 @@ def silu(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(
     ("widths", "num_inputs", "normed", "gated"),
-    [([40, 24, 24], 96, True, False), ([30], 1100, False, False), ([24, 24], 96, True, True)],
+    [([40, 24, 24], 96, True, False), ([28], 1100, False, False), ([24, 24], 96, True, True)],
 )
 @pytest.mark.parametrize("slot", [0, 2])
 def test_equals_float64(
@@ -121,3 +122,42 @@ def test_words_carry_the_step() -> None:
     assert second is not None
     assert np.shares_memory(first.words.numpy(), second.words.numpy())
     assert second.step.tolist() == [1]
+
+
+@pytest.mark.gpu
+def test_replays_of_a_graph_take_numbers_of_their_own_step() -> None:
+    """Two products after one another in a graph, each replay with another row and adapter."""
+    case = make([0], [1024, 512, 512], 1024, 16, dtype=torch.float16, device="cuda")
+    weight = torch.zeros((2048, 1024), dtype=torch.float16, device="cuda")
+    slots = torch.zeros(1, dtype=torch.int32, device="cuda")
+    handovers = Handovers(2, HANDED, torch.device("cuda"))
+    x = torch.zeros((1, 1024), dtype=torch.float16, device="cuda")
+
+    def run() -> torch.Tensor:
+        handovers.begin()
+        row = x
+        for _ in range(2):
+            handover = handovers.take()
+            assert handover is not None
+            out, _ = lone_linear(row, weight, None, case.stacks, slots, handover)
+            row = out[:, :1024].contiguous()
+        return out
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = run()
+    for step in range(300):
+        slot = step % 3
+        x.copy_(torch.randn_like(x))
+        slots.fill_(slot)
+        graph.replay()
+        row = x
+        for _ in range(2):
+            wanted = torch.zeros((1, 2048), dtype=torch.float16, device="cuda")
+            add_delta_triton(
+                wanted, row, case.stacks, groups_of(np.full(1, slot, np.int32), "cuda")
+            )
+            row = wanted[:, :1024].contiguous()
+        # The shrunk row is rounded to 16 bits on the way that is compared with: 2^-11 of it, twice.
+        torch.testing.assert_close(got, wanted, rtol=1e-2, atol=1e-2)
