@@ -18,13 +18,17 @@ import pytest
 import pytest_asyncio
 import torch
 from msgspec import structs
+from transformers import AutoModelForCausalLM
 
 from demo import MODEL_FOLDER
 from engine import parent as parent_module
 from engine.client import EngineClient, EngineDeadError, Submission
-from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig
+from engine.config import AdaptersConfig, CacheConfig, ConfigError, EngineConfig, ModelConfig
+from engine.contracts.adapters import AdapterSource
+from engine.contracts.control import LoadAdapter, UnloadAdapter
 from engine.request import Finish, Request, ScoringRequest
 from sampling.params import SamplingParams
+from tests.engine.adapters.peft import write_adapter
 
 CONFIG = EngineConfig(
     model=ModelConfig(model=str(MODEL_FOLDER), device="cpu"), cache=CacheConfig(num_blocks=300)
@@ -86,6 +90,43 @@ async def test_an_engine_ends_with_the_name_of_the_rank_it_lost(
     finally:
         await client.close()
     rank.wait(30.0)  # it ends with its engine, stopped or not
+
+
+@torch.inference_mode()
+def greedy(model: Any) -> list[int]:
+    """What transformers draws for `submit`."""
+    ids = [5, 6, 7]
+    for _ in range(8):
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[3:]
+
+
+async def test_two_ranks_load_adapters_and_draw_with_them(tmp_path: Path) -> None:
+    """Processes that meet by gloo, each with its parts of A and B."""
+    base = AutoModelForCausalLM.from_pretrained(MODEL_FOLDER).float().eval()
+    wanted = {"": greedy(base)}
+    for seed, name in enumerate(("one", "two")):
+        merged = write_adapter(base, tmp_path / name, seed, rank=4, lora_alpha=16)
+        wanted[name] = greedy(merged)
+    assert len({str(tokens) for tokens in wanted.values()}) == 3
+    adapters = AdaptersConfig(max_rank=4, modules=(("one", str(tmp_path / "one")),))
+    client = await EngineClient.start(
+        structs.replace(CONFIG, adapters=adapters, tensor_parallel_size=2)
+    )
+
+    async def load(name: str, folder: str) -> None:
+        source = AdapterSource(str(tmp_path / folder))
+        await client.control(LoadAdapter(name=name, source=source, replaces=True))
+
+    try:
+        await load("two", "two")
+        asked = {name: submit(client, adapter=name) for name in wanted}
+        assert {name: (await read(each))[0] for name, each in asked.items()} == wanted
+        await client.control(UnloadAdapter(name="one"))
+        await load("two", "one")
+        assert (await read(submit(client, adapter="two")))[0] == wanted["one"]
+    finally:
+        await client.close()
 
 
 async def test_an_engine_ends_with_the_name_of_a_rank_that_is_stopped_while_it_starts() -> None:
