@@ -9,7 +9,6 @@ into spans of fixed places, the sums of which are added in order.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -29,10 +28,6 @@ from engine.kernels.lora.shrink import (
 from engine.kernels.lora.stacks import Stacks
 from engine.kernels.norm import rms_norm_torch
 from sampling.device.overlap import overlap_of
-
-SIDE_BYTES = 16 << 20
-"""Bytes of A from which a product hides the time that it takes to read them; to wait for two
-streams in a graph takes 3 us."""
 
 
 def adapted_product(
@@ -61,12 +56,12 @@ def adapted_gated(
 def _shrunk_beside(
     multiply: Callable[[], torch.Tensor], x: torch.Tensor, stacks: Stacks, groups: TokenGroups
 ) -> tuple[Shrunk, torch.Tensor, dict[str, Any]]:
-    """Run a product and shrink its inputs, side by side in a graph where that takes long.
+    """Run a product and shrink its inputs, side by side in a graph.
 
     Returns:
         The shrunk inputs, the product, and the launch options of the kernel that takes both.
     """
-    if not groups.in_graph or len(groups.slots) * _bytes_of_a(stacks) < SIDE_BYTES:
+    if not groups.in_graph:
         shrunk = shrink_triton(x, stacks, groups, None)
         return shrunk, multiply(), overlap_of(x)
     # Kernels that begin before the last one ends know of one last only.
@@ -79,11 +74,6 @@ def _shrunk_beside(
     out = multiply()
     main.wait_stream(side)
     return shrunk, out, launch
-
-
-def _bytes_of_a(stacks: Stacks) -> int:
-    """Size of one adapter's A."""
-    return stacks.a.element_size() * math.prod(stacks.a.shape[1:])
 
 
 @functools.cache
