@@ -55,16 +55,18 @@ def causal_convolution(
     rows: StateRows,
     extent: Extent,
     gates: Gates | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Convolve x [T, C], whose last dimension has unit stride → [T, C]; enter it into the ring.
 
     Args:
         ring: [num_slots, L, C], of x's dtype; inputs by position. Its rows' live slots and
             snapshots are written.
+        out: is written where rows have tokens, zeros of rows without a slot; None makes one.
     """
     if x.is_cuda:
-        return causal_convolution_triton(x, kernel, ring, rows, extent, gates)
-    return causal_convolution_torch(x, kernel, ring, rows, extent, gates)
+        return causal_convolution_triton(x, kernel, ring, rows, extent, gates, out)
+    return causal_convolution_torch(x, kernel, ring, rows, extent, gates, out)
 
 
 def causal_convolution_torch(
@@ -74,9 +76,10 @@ def causal_convolution_torch(
     rows: StateRows,
     extent: Extent,
     gates: Gates | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     x = x if gates is None else gates.before * x
-    out = torch.zeros_like(x)
+    out = torch.empty_like(x) if out is None else out
     starts, ends = rows.starts.tolist(), entered(rows, extent).tolist()
     for row, (slot, source, begin, replays) in enumerate(
         zip(
@@ -84,11 +87,14 @@ def causal_convolution_torch(
             strict=True,
         )
     ):
+        own = slice(starts[row], starts[row + 1])
         if slot == NULL_SLOT:
+            out[own] = 0.0
             continue
-        inputs = x[starts[row] : starts[row + 1]]
+        inputs = x[own]
         line = _line(inputs, ring[source], begin)
-        out[starts[row] : starts[row + 1]] = _convolve(line, kernel, len(inputs))
+        convolved = _convolve(line, kernel, len(inputs))
+        out[own] = convolved if gates is None else convolved * gates.after[own]
         finish = begin + len(inputs)
         for end, into in zip(
             rows.snapshot_ends[row].tolist(), rows.snapshot_slots[row].tolist(), strict=True
@@ -96,7 +102,7 @@ def causal_convolution_torch(
             if into != NULL_SLOT and begin - replays < end <= ends[row]:
                 _enter(line[: len(line) - finish + end], end, ring[into])
         _enter(line, finish, ring[slot])
-    return out if gates is None else out.mul_(gates.after)
+    return out
 
 
 def _line(inputs: torch.Tensor, ring: torch.Tensor, begin: int) -> torch.Tensor:
@@ -283,6 +289,7 @@ def causal_convolution_triton(
     rows: StateRows,
     extent: Extent,
     gates: Gates | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute `causal_convolution` in two kernels, or in one of rows that decode."""
     num_rows, num_channels = len(rows.slots), x.shape[1]
@@ -291,7 +298,9 @@ def causal_convolution_triton(
     assert kernel.weight.is_contiguous()
     before, after = gates or (None, None)
     assert all(each is None or each.stride() == x.stride() for each in (before, after))
-    out = torch.empty((len(x), num_channels), dtype=x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty((len(x), num_channels), dtype=x.dtype, device=x.device)
+    assert out.is_contiguous()
     dims = _Dims(num_channels, x.stride(0), ring.shape[1], kernel.weight.shape[1])
     enters = extent.standing is not None and extent.max_len <= TOKENS
     block_t = triton.next_power_of_2(extent.max_len) if enters else TOKENS

@@ -41,18 +41,20 @@ def recurrence(
     rows: StateRows,
     extent: Extent,
     skip: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute the recurrence of a call's rows → [T, H, V] in v's dtype; enter it into `memory`.
 
     Args:
         skip: float32 [H], the state space's factor of v itself.
+        out: is written where rows have tokens, zeros of rows without a slot; None makes one.
     """
     if not inputs.v.is_cuda:
-        return recurrence_torch(inputs, rule, memory, rows, extent, skip)
+        return recurrence_torch(inputs, rule, memory, rows, extent, skip, out)
     by_channel = inputs.decay.dim() == 3
     if by_channel or rule.by_token or extent.standing is not None:
-        return recurrence_serial(inputs, rule, memory, rows, extent, skip)
-    return recurrence_chunked(inputs, rule, memory, rows, extent, skip)
+        return recurrence_serial(inputs, rule, memory, rows, extent, skip, out)
+    return recurrence_chunked(inputs, rule, memory, rows, extent, skip, out)
 
 
 def recurrence_torch(
@@ -62,13 +64,15 @@ def recurrence_torch(
     rows: StateRows,
     extent: Extent,
     skip: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    out = torch.zeros_like(inputs.v)
+    out = torch.empty_like(inputs.v) if out is None else out
     starts, ends = rows.starts.tolist(), entered(rows, extent).tolist()
     for row, slot in enumerate(rows.slots.tolist()):
-        if slot == NULL_SLOT:
-            continue
         tokens = slice(starts[row], starts[row + 1])
+        if slot == NULL_SLOT:
+            out[tokens] = 0.0
+            continue
         own = TokenInputs(*(each[tokens] for each in inputs))
         begin, source = int(rows.begins[row]), int(rows.sources[row])
         matrix = memory.matrix

@@ -163,6 +163,12 @@ def _scan_kernel(
             end = tl.minimum((chunk + 1) * CHUNK, finish)
             index = snapshot(state, memory, rows, row, index, end, head, keys, values, sizes)
         store_state(state, memory, slot, head, keys, values, sizes)
+    else:
+        for at in range(0, finish, CHUNK):
+            token = start + at + lanes
+            address = out_ptr + (token[None, :] * sizes.heads + head) * sizes.v + values
+            mask = (token < start + finish)[None, :] & (values < sizes.v)
+            tl.store(address, tl.zeros([BLOCK_V, CHUNK], out_ptr.dtype.element_ty), mask=mask)
 
 
 def recurrence_chunked(
@@ -172,12 +178,15 @@ def recurrence_chunked(
     rows: StateRows,
     extent: Extent,
     skip: torch.Tensor | None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute `recurrence` of rows whose tokens all stand, with a decay a head, in two kernels."""
     assert extent.standing is None
     assert inputs.decay.dim() == 2
     sizes = sizes_of(inputs, rule, memory, rows.snapshot_ends.shape[1], skip is not None)
-    out = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
+    if out is None:
+        out = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
+    assert out.is_contiguous()
     products = chunk_products(inputs, rule, rows, sizes)
     _scan(inputs, products, memory, rows, skip, out, sizes)
     return out

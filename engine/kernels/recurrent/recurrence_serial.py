@@ -128,10 +128,13 @@ def recurrence_serial(
     rows: StateRows,
     extent: Extent,
     skip: torch.Tensor | None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute `recurrence` token by token, in one kernel."""
     sizes = sizes_of(inputs, rule, memory, rows.snapshot_ends.shape[1], skip is not None)
-    out = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
+    if out is None:
+        out = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
+    assert out.is_contiguous()
     _serial_kernel[(len(rows.slots), sizes.heads, triton.cdiv(sizes.v, VALUES))](
         inputs,
         tuple(each.stride(0) for each in inputs[:3]),

@@ -147,12 +147,13 @@ class LoadedChannelDelta(NamedTuple):
         ring, matrix, *drafted = states.layers[self.place]
         memory = Matrices(matrix, Drafted(*drafted))
 
-        def compute(part: StatePart) -> torch.Tensor:
+        def compute(part: StatePart, out: torch.Tensor) -> None:
             own = causal_convolution(
                 mixed[part.tokens], self.convolution, ring, part.rows, part.extent
             )
             tokens = TokenInputs(*sizes.split(own), decay[part.tokens], beta[part.tokens])
-            return recurrence(tokens, self.rule, memory, part.rows, part.extent)
+            recurrence(tokens, self.rule, memory, part.rows, part.extent, None, out)
 
         gate = self.gate(g.contiguous()).view(by_head)
-        return self.o(self.norm(by_parts(states, compute), gate)), residual
+        read = by_parts(states, mixed.new_empty(by_head), compute)
+        return self.o(self.norm(read, gate)), residual

@@ -186,12 +186,12 @@ class LoadedGatedDelta(NamedTuple):
         ring, matrix, *drafted = states.layers[self.place]
         memory = Matrices(matrix, Drafted(*drafted))
 
-        def compute(part: StatePart) -> torch.Tensor:
+        def compute(part: StatePart, out: torch.Tensor) -> None:
             own = causal_convolution(
                 mixed[part.tokens], self.convolution, ring, part.rows, part.extent
             )
             tokens = TokenInputs(*sizes.split(own), decay[part.tokens], beta[part.tokens])
-            return recurrence(tokens, self.rule, memory, part.rows, part.extent)
+            recurrence(tokens, self.rule, memory, part.rows, part.extent, None, out)
 
-        read = by_parts(states, compute)
+        read = by_parts(states, mixed.new_empty(len(mixed), sizes.heads, sizes.value), compute)
         return self.o(self.norm(read, z.view(len(z), sizes.heads, sizes.value))), residual

@@ -13,10 +13,13 @@ from engine.models.formats.reader import WeightReader
 from engine.models.weights.shares import RankShare
 
 
-def by_parts(states: StepStates, compute: Callable[[StatePart], torch.Tensor]) -> torch.Tensor:
-    """What `compute` makes of each part of a step, one after the other."""
-    outputs = [compute(part) for part in states.parts]
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+def by_parts(
+    states: StepStates, out: torch.Tensor, compute: Callable[[StatePart, torch.Tensor], object]
+) -> torch.Tensor:
+    """Let `compute` write each part of a step, one after the other, into its tokens of `out`."""
+    for part in states.parts:
+        compute(part, out[part.tokens])
+    return out
 
 
 def ring_tensor(width: int, channels: int, num_drafts: int, dtype: torch.dtype) -> StateTensor:

@@ -84,9 +84,9 @@ class LoadedShortConvolution(NamedTuple):
         assert states is not None
         (ring,) = states.layers[self.place]
 
-        def compute(part: StatePart) -> torch.Tensor:
+        def compute(part: StatePart, out: torch.Tensor) -> None:
             own = part.tokens
             gates = Gates(b[own], c[own])
-            return causal_convolution(x[own], self.convolution, ring, part.rows, part.extent, gates)
+            causal_convolution(x[own], self.convolution, ring, part.rows, part.extent, gates, out)
 
-        return self.o(by_parts(states, compute)), residual
+        return self.o(by_parts(states, b.new_empty(b.shape), compute)), residual

@@ -192,14 +192,15 @@ class LoadedStateSpace(NamedTuple):
         ring, matrix, *drafted = states.layers[self.place]
         memory = Matrices(matrix, Drafted(*drafted))
 
-        def compute(part: StatePart) -> torch.Tensor:
+        def compute(part: StatePart, out: torch.Tensor) -> None:
             own = causal_convolution(
                 mixed[part.tokens], self.convolution, ring, part.rows, part.extent
             )
             tokens = TokenInputs(*sizes.split(own), decay[part.tokens], step[part.tokens])
-            return recurrence(tokens, self.rule, memory, part.rows, part.extent, self.skip)
+            recurrence(tokens, self.rule, memory, part.rows, part.extent, self.skip, out)
 
-        read = by_parts(states, compute).flatten(1)
+        read = mixed.new_empty(len(mixed), sizes.heads, sizes.head)
+        read = by_parts(states, read, compute).flatten(1)
         if self.norm is None:
             read = read * elementwise(F.silu, gate)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -188,8 +189,13 @@ def test_gates_multiply_inputs_and_outputs(
 
 
 @pytest.mark.parametrize(("compute", "device"), WAYS)
-def test_padding_reads_zeros_and_writes_nothing(compute: Compute, device: str) -> None:
+@pytest.mark.parametrize("standing", [None, 1])
+def test_padding_reads_zeros_and_writes_nothing(
+    standing: int | None, compute: Compute, device: str
+) -> None:
     inputs = Inputs([4, 4], bias=True, device=device)
-    outs = inputs.compute(compute, [Part(0, 0, 4, 0), Part(1, 0, 4, 3)], standing=1)
+    out = torch.full((8, CHANNELS), torch.nan, device=device)
+    parts = [Part(1, 0, 0, 0), Part(0, 0, 4, 0), Part(1, 0, 4, 3)]
+    _, *outs = inputs.compute(partial(compute, out=out), parts, standing)
     assert not outs[0].any()
     assert inputs.ring[0].isnan().all()
