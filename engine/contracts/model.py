@@ -26,7 +26,7 @@ class CausalLM(Protocol):
             rank that has the most.
         num_feature_layers: layers whose outputs `forward_with_features` gives, all or none.
         is_capturable: forwards of prompts can be captured as CUDA graphs: the layers look at no
-            value on the host, keep no state, and some attend.
+            value on the host, and some attend.
         routes: keep which experts tokens took; None where that was not asked for.
     """
 

@@ -53,7 +53,7 @@ class Decoder:
             self._layers = list(self._load_beside(spec, reader, places, reference))
         self.attention_specs: Sequence[AttentionSpec] = places.attention_specs
         self._states, self._rope_tables = places.states, self._tables(places)
-        self.is_capturable = bool(places.attention_specs) and not places.states
+        self.is_capturable = bool(places.attention_specs)
         self.num_weights = _most(reader.num_in_layers, reader.ranks.exchange)
         self._named = reader.named_weights()
         reader.finish()

@@ -66,8 +66,8 @@ def forward(
 class ForwardGraphs(Protocol):
     """Forwards that were captured for some counts of tokens; `PiecewiseGraphs` is one."""
 
-    def serves(self, num_tokens: int) -> bool:
-        """Whether a step of `num_tokens` tokens can be replayed."""
+    def serves(self, num_tokens: int, states: StepStates | None) -> bool:
+        """Whether a step of `num_tokens` tokens, whose rows have such states, can be replayed."""
         ...
 
     def replay(
@@ -76,12 +76,14 @@ class ForwardGraphs(Protocol):
         positions: torch.Tensor,
         slots: torch.Tensor,
         adapters: Int32Array | None = None,
+        states: StepStates | None = None,
     ) -> Hidden:
         """Replay the forward of a step whose attention has begun; valid until the next replay.
 
         Args:
             slots: int64 [T], as in `AttentionInputs`.
             adapters: int32 [T], slots of the tokens' adapters; None where no token has one.
+            states: as of `CausalLM.forward`.
         """
         ...
 
@@ -123,8 +125,8 @@ class Forward:
             adapters: int32 [T], slots of the tokens' adapters; None where no token has one.
         """
         self._attention.begin(inputs)
-        if self._graphs is not None and self._graphs.serves(len(input_ids)):
-            return self._graphs.replay(input_ids, positions, inputs.slots, adapters)
+        if self._graphs is not None and self._graphs.serves(len(input_ids), states):
+            return self._graphs.replay(input_ids, positions, inputs.slots, adapters, states)
         layers = self._feature_layers
         with self._active.using(groups_of(adapters, input_ids.device)):
             return forward(

@@ -23,6 +23,7 @@ from engine.memory.states import RowStates, StateSpec
 from engine.runner.adapters import RunnerAdapters
 from engine.runner.forward import Forward
 from engine.runner.graphs.decode_graphs import DecodeGraphs
+from engine.runner.graphs.fixed_states import FixedStates
 from engine.runner.graphs.piecewise_graphs import PiecewiseGraphs, StepBuffers
 from engine.runner.model_runner import ModelRunner
 from engine.runner.speculation import Speculation, feature_layers_of
@@ -144,7 +145,7 @@ class Assembly:
         pieces, graphs = None, None
         if with_graphs and isinstance(attention, CudaAttention):
             pool = torch.cuda.graph_pool_handle()
-            pieces = self._pieces(attention, pool)
+            pieces = self._pieces(attention, pool, kept.states)
             graphs = self._graphs(attention, pool, kept.states)
         active = None if self.adapters is None else self.adapters.active
         return ModelRunner(
@@ -168,11 +169,17 @@ class Assembly:
         """The model's layers whose outputs the drafter reads."""
         return feature_layers_of(self.speculation)
 
-    def _pieces(self, attention: CudaAttention, pool: Any) -> PiecewiseGraphs | None:
+    def _pieces(
+        self, attention: CudaAttention, pool: Any, states: RowStates | None
+    ) -> PiecewiseGraphs | None:
         if self.buffers is None:
             return None
+        fixed = None
+        if states is not None:
+            decode_len = 1 + self.rows.drafts.shape[1]
+            fixed = FixedStates(states.layers, decode_len, self.device)
         graphs = PiecewiseGraphs(
-            self.model, attention, self.feature_layers, self.buffers, self.adapters
+            self.model, attention, self.feature_layers, self.buffers, self.adapters, fixed
         )
         graphs.capture(pool)
         return graphs

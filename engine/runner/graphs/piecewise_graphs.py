@@ -5,6 +5,8 @@ tokens alone. So the layers are captured for a ladder of token counts, in pieces
 embedding to the first layer's queries, one from each attention's output to the next queries, one
 from the last to the final norm. Between two pieces the attention of the step's own rows runs
 eagerly. A step is padded to a captured count with tokens whose keys go to the null block.
+Recurrences depend on rows too; they are in the pieces, over rows at fixed addresses
+(`fixed_states`), for steps of few rows.
 Short steps of prompts alone have a graph of all layers besides (`whole_graphs`).
 
 Eagerly, a layer's ten launches cost the host up to half a millisecond, which is longer than a
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,10 +29,12 @@ from engine.contracts.model import CausalLM
 from engine.kernels.lora.groups import ActiveAdapters
 from engine.kernels.rope import rope_and_store
 from engine.memory.pages import Cells
+from engine.memory.states import StepStates
 from engine.progress import report
 from engine.runner.adapters import FixedGroups, RunnerAdapters
 from engine.runner.forward import Hidden, forward
 from engine.runner.graphs.capturing import capturing_stream
+from engine.runner.graphs.fixed_states import FixedStates
 from engine.runner.graphs.whole_graphs import WholeGraphs
 
 CAPTURED_PRODUCTS = 8 << 40
@@ -155,6 +160,7 @@ class PiecewiseGraphs:
     Args:
         feature_layers: as in `forward`.
         adapters: that tokens may have: their forwards are captured besides.
+        states: of a step's rows; None where no layer keeps any.
 
     Attributes:
         sizes: counts of tokens captured, ascending; empty before `capture`.
@@ -167,12 +173,14 @@ class PiecewiseGraphs:
         feature_layers: Sequence[int],
         buffers: StepBuffers,
         adapters: RunnerAdapters | None = None,
+        states: FixedStates | None = None,
     ) -> None:
         self.sizes: tuple[int, ...] = ()
         self._model = model
         self._attention = attention
         self._feature_layers = feature_layers
         self._buffers = buffers
+        self._states = states
         self._plain, self._adapted = self._captured(), self._captured()
         self._groups, self._active = None, ActiveAdapters()
         if adapters is not None:
@@ -201,7 +209,7 @@ class PiecewiseGraphs:
     def _capture_size(self, captured: _Captured, size: int, pool: Any) -> None:
         self._run(size, lambda layer: None)  # makes library handles, loads kernels
         captured.pieces[size] = self._capture(size, pool)
-        captured.whole.capture(size, self._run, pool)
+        captured.whole.capture(size, partial(self._run, mixed=False), pool)
 
     def _capture(self, size: int, pool: Any) -> _Pieces:
         pieces, layers = [torch.cuda.CUDAGraph()], list[int]()
@@ -223,8 +231,12 @@ class PiecewiseGraphs:
             pieces[-1].capture_end()
         return _Pieces(pieces, layers)
 
-    def _run(self, size: int, fill: Callable[[int], None]) -> None:
-        """Run the forward of `size` tokens; `fill` as of `_CapturedAttention`."""
+    def _run(self, size: int, fill: Callable[[int], None], *, mixed: bool = True) -> None:
+        """Run the forward of `size` tokens; `fill` as of `_CapturedAttention`.
+
+        Args:
+            mixed: rows that decode are among those that have states.
+        """
         buffers = self._buffers
         attention = _CapturedAttention(
             attention=self._attention,
@@ -235,16 +247,19 @@ class PiecewiseGraphs:
         )
         ids, positions = buffers.input_ids[:size], buffers.positions[:size]
         layers, slots = self._feature_layers, buffers.slots[:size]
-        hidden = forward(self._model, ids, positions, attention, layers, slots)
+        states = None if self._states is None else self._states.of_size(size, mixed=mixed)
+        hidden = forward(self._model, ids, positions, attention, layers, slots, states)
         buffers.hidden.final[:size] = hidden.final
         if buffers.hidden.features is not None and hidden.features is not None:
             buffers.hidden.features[:size] = hidden.features
 
     # -- replay -----------------------------------------------------------------------------
 
-    def serves(self, num_tokens: int) -> bool:
-        """Whether a step of `num_tokens` tokens can be replayed."""
-        return bool(self.sizes) and num_tokens <= self.sizes[-1]
+    def serves(self, num_tokens: int, states: StepStates | None) -> bool:
+        """Whether a step of `num_tokens` tokens, whose rows have such states, can be replayed."""
+        if not self.sizes or num_tokens > self.sizes[-1]:
+            return False
+        return states is None or (self._states is not None and self._states.fits(states))
 
     def replay(
         self,
@@ -252,6 +267,7 @@ class PiecewiseGraphs:
         positions: torch.Tensor,
         slots: torch.Tensor,
         adapters: Int32Array | None = None,
+        states: StepStates | None = None,
     ) -> Hidden:
         """Replay a forward; see `ForwardGraphs.replay`."""
         buffers, count = self._buffers, len(input_ids)
@@ -264,6 +280,8 @@ class PiecewiseGraphs:
             # What the last step left there may be NaN, and the null block's values must be finite.
             for attended in {id(each): each for each in buffers.attended}.values():
                 attended[count:size].zero_()
+        if states is not None and self._states is not None:
+            self._states.put(states, count, size)
         captured = self._plain
         if adapters is not None and self._groups is not None:
             captured = self._adapted

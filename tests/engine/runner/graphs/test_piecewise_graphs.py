@@ -28,20 +28,24 @@ from engine.attention.cuda import CudaAttention
 from engine.config import Dtype, ModelConfig
 from engine.contracts.attention import AttentionInputs
 from engine.memory.pages import KVCache
+from engine.memory.states import NEVER, RowStates, StepStates
 from engine.models.decoder import Decoder
 from engine.models.loader import load_model
 from engine.runner.forward import Forward, Hidden
 from engine.runner.graphs import piecewise_graphs, whole_graphs
+from engine.runner.graphs.fixed_states import PROMPTS, FixedStates
 from engine.runner.graphs.piecewise_graphs import PiecewiseGraphs, StepBuffers, token_ladder
 from engine.runner.graphs.whole_graphs import WholeGraphs
+from engine.runner.step_states import step_states
 from sampling.device.triton_support import INTERPRETED
+from tests.engine.models.families.hybrid_models import config_of, write_hybrid
 from tests.engine.models.families.test_families_cuda import FAMILIES as ON_GPU
 from tests.engine.models.serving import write_tiny
 from tests.engine.models.test_decoder import GEMMA4 as SMALL_GEMMA4
 from tests.engine.models.test_decoder import GEMMA4_SHARED
 from tests.engine.tiny_models import write_model
 
-BLOCK_SIZE, NUM_BLOCKS, MAX_TOKENS = 16, 32, 100
+BLOCK_SIZE, NUM_BLOCKS, MAX_TOKENS, MAX_ROWS = 16, 32, 100, 25
 Rows = list[tuple[int, int]]
 """(tokens in the cache, tokens it brings) of each row of a step."""
 STEPS: list[tuple[Rows, bool]] = [
@@ -55,6 +59,14 @@ STEPS: list[tuple[Rows, bool]] = [
     ([(0, 100)], True),
 ]
 """Steps in turn, and whether they are replayed whole."""
+STEPS_WITH_STATES: list[tuple[Rows, int, bool]] = [
+    ([(0, 30)], 0, True),
+    ([(17, 1), (5, 1), (0, 21), (3, 9)], 2, True),
+    ([(17, 3), (0, 9), (2, 1)], 0, True),
+    ([(0, 2)] * (PROMPTS + 1), 0, False),
+    ([(4, 1), (0, 40)], 1, True),
+]
+"""Steps in turn, how many of their rows decode, and whether they are replayed."""
 LAYERS = (0, 1)
 GEMMA4: dict[str, PreTrainedConfig] = {}
 if "gemma4" in ON_GPU:  # transformers 5.0 has none
@@ -62,6 +74,8 @@ if "gemma4" in ON_GPU:  # transformers 5.0 has none
     heads = {"head_dim": 16, "global_head_dim": 32}
     GEMMA4["gemma4-shared"] = hf.Gemma4TextConfig(**SMALL_GEMMA4 | GEMMA4_SHARED | heads)
 """Heads of two sizes; with experts beside the MLP, or with layers that read an earlier's keys."""
+HYBRIDS, HIDDEN = ("qwen3_5", "lfm2", "nemotron_h"), 64
+"""Whose layers keep states, and their width; heads are then a quarter and half as wide."""
 ROUNDINGS = 64
 
 
@@ -78,7 +92,9 @@ def test_the_ladder_wastes_little() -> None:
 
 def write(kind: str, folder: Path) -> None:
     """Save a tiny random model of a kind."""
-    if kind in GEMMA4:
+    if kind in HYBRIDS:
+        write_hybrid(config_of(kind, HIDDEN), folder)
+    elif kind in GEMMA4:
         write_tiny(GEMMA4[kind], folder)
     else:
         write_model(kind, folder)
@@ -145,15 +161,31 @@ def stepped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces that run again on the CPU what they hold."""
     run = PiecewiseGraphs._run
 
-    def noted(self: PiecewiseGraphs, size: int, fill: Callable[[int], None]) -> None:
-        monkeypatch.setattr(Piece, "captured", partial(run, self, size), raising=False)
-        run(self, size, fill)
+    def noted(
+        self: PiecewiseGraphs, size: int, fill: Callable[[int], None], mixed: bool = True
+    ) -> None:
+        monkeypatch.setattr(Piece, "captured", partial(run, self, size, mixed=mixed), raising=False)
+        run(self, size, fill, mixed=mixed)
 
     monkeypatch.setattr(PiecewiseGraphs, "_run", noted)
     monkeypatch.setattr(piecewise_graphs, "capturing_stream", contextlib.nullcontext)
     monkeypatch.setattr(whole_graphs, "MAX_TOKENS", 0)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Piece)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1")
+@pytest.mark.usefixtures("stepped")
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_pieces_are_the_eager_forward_of_layers_with_states(kind: str, tmp_path: Path) -> None:
+    """Of prompts, of rows that decode beside them, and of more of either than are captured."""
+    write(kind, tmp_path)
+    model = Model(tmp_path, "float32", "cpu", max_tokens=48)
+    for rows, num_decodes, fits in STEPS_WITH_STATES:
+        for each in (*model.buffers.queries, *model.buffers.attended):
+            each.fill_(torch.nan)
+        model.check(rows, num_decodes)
+        assert model.replays == [fits]
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1")
@@ -187,24 +219,40 @@ class Model:
         specs = model.attention_specs
         self.cache = KVCache(specs, NUM_BLOCKS, BLOCK_SIZE, model.dtype, self.device)
         self.attention = CudaAttention(specs, self.cache, max_rows=4)
+        self.states, self.replays = None, list[bool]()
+        if state_specs := model.state_specs(0):
+            self.states = RowStates(state_specs, MAX_ROWS, 1, self.device)
         self.buffers = StepBuffers.of(model, max_tokens, len(LAYERS))
         self.eager = Forward(model, self.attention, LAYERS)
         self.replayed = self.captured()
 
     def captured(self) -> Forward:
         """A forward that replays graphs."""
-        graphs = PiecewiseGraphs(self.model, self.attention, LAYERS, self.buffers)
+        fixed = None
+        if self.states is not None:
+            fixed = FixedStates(self.states.layers, 1, self.device)
+        graphs = PiecewiseGraphs(self.model, self.attention, LAYERS, self.buffers, states=fixed)
         graphs.capture(torch.cuda.graph_pool_handle())
         return Forward(self.model, self.attention, LAYERS, graphs)
 
     def forget(self) -> None:
-        """Fill the cache with what no step wrote, the same each time."""
-        for layer in self.cache.layers:
-            layer.copy_(torch.randn(layer.shape, generator=torch.Generator().manual_seed(0)))
+        """Fill what layers keep with what no step wrote, the same each time."""
+        for each in self.kept():
+            each.copy_(torch.randn(each.shape, generator=torch.Generator().manual_seed(0)))
+
+    def kept(self) -> list[torch.Tensor]:
+        """What layers keep, but for what padding may write."""
+        states = [] if self.states is None else self.states.layers
+        return [
+            *(layer[1:] for layer in self.cache.layers),
+            *(tensor[1:] for layer in states for tensor in layer if len(tensor)),
+        ]
 
     @torch.inference_mode()
-    def run(self, forward: Forward, rows: Rows, first_block: int = 1) -> Hidden:
-        """A step of rows that prefill, in blocks of their own."""
+    def run(
+        self, forward: Forward, rows: Rows, first_block: int = 1, num_decodes: int = 0
+    ) -> Hidden:
+        """A step of rows that prefill, after some that decode, in blocks of their own."""
         befores, counts = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
         ends, starts_np = befores + counts, np.cumsum([0, *counts], dtype=np.int32)
         num_blocks = -(-ends // BLOCK_SIZE)
@@ -231,27 +279,59 @@ class Model:
             slots=there(slots),
             seq_lens_np=ends,
             max_query_len=int(counts.max()),
-            decode_len=0,
+            decode_len=int(num_decodes > 0),
         )
-        hidden = forward(there(ids), there(positions), inputs)
+        states = self._states(befores, ends, there(positions), inputs, num_decodes)
+        hidden = forward(there(ids), there(positions), inputs, states)
         return Hidden(*(each.clone() for each in hidden if each is not None))
 
-    def check(self, rows: Rows) -> None:
+    def _states(
+        self,
+        befores: npt.NDArray[np.int32],
+        ends: npt.NDArray[np.int32],
+        positions: torch.Tensor,
+        inputs: AttentionInputs,
+        num_decodes: int,
+    ) -> StepStates | None:
+        """The step's states, of which the first row's is copied at its end."""
+        if self.states is None:
+            return None
+        table, rows = self.states.table, torch.arange(len(befores), device=self.device)
+        table.sources[rows] = table.slots[rows]
+        table.entered[rows] = torch.from_numpy(befores).to(self.device, torch.int64)
+        table.snapshot_ends.fill_(NEVER)
+        table.snapshot_ends[0, 0] = int(ends[0])
+        table.snapshot_slots[0, 0] = MAX_ROWS + 2
+        starts, starts_np = inputs.query_starts, inputs.query_starts_np
+        return step_states(self.states, rows, positions, starts, starts_np, num_decodes)
+
+    def check(self, rows: Rows, num_decodes: int = 0) -> None:
         """Compare a step that is replayed with the eager one, and what both store."""
         self.forget()
-        wanted = self.run(self.eager, rows)
-        kept = [layer[1:].clone() for layer in self.cache.layers]
+        wanted = self.run(self.eager, rows, num_decodes=num_decodes)
+        kept = [each.clone() for each in self.kept()]
         self.forget()
-        got = self.run(self.replayed, rows)
-        pairs = [
-            *zip(got, wanted, strict=True),
-            *((a[1:], b) for a, b in zip(self.cache.layers, kept, strict=True)),
-        ]
+        with pytest.MonkeyPatch.context() as patch:
+            self.replays = noted_replays(patch)
+            got = self.run(self.replayed, rows, num_decodes=num_decodes)
+        pairs = [*zip(got, wanted, strict=True), *zip(self.kept(), kept, strict=True)]
         for ours, eager in pairs:
             assert ours is not None
             assert eager is not None
             unit = torch.finfo(eager.dtype).eps * eager.abs().max()
             assert (ours - eager).abs().max() <= ROUNDINGS * unit
+
+
+def noted_replays(patch: pytest.MonkeyPatch) -> list[bool]:
+    """A list of whether each step that asks is replayed."""
+    noted, serves = list[bool](), PiecewiseGraphs.serves
+
+    def asked(self: PiecewiseGraphs, num_tokens: int, states: StepStates | None) -> bool:
+        noted.append(serves(self, num_tokens, states))
+        return noted[-1]
+
+    patch.setattr(PiecewiseGraphs, "serves", asked)
+    return noted
 
 
 def in_pieces(model: Model) -> Forward:
@@ -261,7 +341,7 @@ def in_pieces(model: Model) -> Forward:
         return model.captured()
 
 
-@pytest.fixture(scope="module", params=["qwen3", "gemma2", *GEMMA4, "bfloat16"])
+@pytest.fixture(scope="module", params=["qwen3", "gemma2", *HYBRIDS, *GEMMA4, "bfloat16"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
     """The demo model in bfloat16, tiny ones in float32, of which gemma2 has windows and caps."""
     if request.param == "bfloat16":
@@ -313,7 +393,7 @@ def test_whole_forwards_have_the_bits_of_pieces(
         for forward in (pieces, model.replayed):
             model.forget()
             hidden = model.run(forward, rows)
-            kept.append([*hidden, *(layer[1:].clone() for layer in model.cache.layers)])
+            kept.append([*hidden, *(each.clone() for each in model.kept())])
         assert were_whole[-2:] == [False, is_whole], rows
         for ours, wanted in zip(*kept, strict=True):
             assert ours is not None

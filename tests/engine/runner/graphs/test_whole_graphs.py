@@ -22,7 +22,7 @@ from engine.runner.graphs import piecewise_graphs
 from engine.runner.graphs.piecewise_graphs import PiecewiseGraphs
 from engine.runner.graphs.whole_graphs import MAX_TOKENS, WholeGraphs
 from sampling.device.triton_support import INTERPRETED
-from tests.engine.runner.graphs.test_piecewise_graphs import GEMMA4, Model, Rows, write
+from tests.engine.runner.graphs.test_piecewise_graphs import GEMMA4, HYBRIDS, Model, Rows, write
 
 CUT: Cut = (2, Tiling(queries=64, keys=64, num_warps=4, num_stages=3))
 STEPS: list[Rows] = [[(0, 30)], [(17, 3), (0, 9), (2, 1)], [(0, 2)], [(0, 41), (50, 5)]]
@@ -52,8 +52,11 @@ def reruns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs that run again what they hold."""
     run = PiecewiseGraphs._run
 
-    def noted(self: PiecewiseGraphs, size: int, fill: Callable[[int], None]) -> None:
-        monkeypatch.setattr(Rerun, "last", partial(run, self, size, fill), raising=False)
+    def noted(
+        self: PiecewiseGraphs, size: int, fill: Callable[[int], None], mixed: bool = True
+    ) -> None:
+        again = partial(run, self, size, fill, mixed=mixed)
+        monkeypatch.setattr(Rerun, "last", again, raising=False)
         Rerun.last()
 
     monkeypatch.setattr(PiecewiseGraphs, "_run", noted)
@@ -64,7 +67,9 @@ def reruns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1")
 @pytest.mark.usefixtures("reruns")
-@pytest.mark.parametrize("kind", ["qwen3", "gemma2", *GEMMA4])  # gemma2 has windows and caps
+@pytest.mark.parametrize(
+    "kind", ["qwen3", "gemma2", *GEMMA4, *HYBRIDS]
+)  # gemma2 has windows and caps
 def test_whole_forwards_are_the_eager_ones(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
