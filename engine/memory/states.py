@@ -87,13 +87,12 @@ def snapshot_multiple(specs: Sequence[StateSpec], block_size: int) -> int:
 
 
 class StatePart(NamedTuple):
-    """Rows of one kind in a step, and their tokens among the step's.
+    """Rows of one kind in a step, whose `starts` are among the step's tokens.
 
     Rows that decode bring one certain token and drafts after it. A row's kind is known from
     its plan, never from the number of its tokens.
     """
 
-    tokens: slice
     rows: StateRows
     extent: Extent
 
@@ -246,11 +245,11 @@ def _part(
     standing: int | None,
 ) -> StatePart:
     """Rows first:last of a step; `standing` as of `Extent`."""
-    start, end = int(query_starts_np[first]), int(query_starts_np[last])
-    starts = rows.starts[first : last + 1]
-    own = StateRows(starts - start if start else starts, *(x[first:last] for x in rows[1:]))
+    own = StateRows(rows.starts[first : last + 1], *(x[first:last] for x in rows[1:]))
+    if first:  # kernels are compiled for fields that begin as tensors do
+        own = StateRows(*(each.clone() for each in own))
     longest = int(np.diff(query_starts_np[first : last + 1]).max())
-    return StatePart(slice(start, end), own, Extent(longest, standing))
+    return StatePart(own, Extent(longest, standing))
 
 
 def text_states(
@@ -280,7 +279,7 @@ def text_states(
             snapshot_slots=numbers(NULL_SLOT)[None],
         )
         extent = Extent(max_len=end - start)
-        return StepStates(layers, [StatePart(slice(end - start), rows, extent)])
+        return StepStates(layers, [StatePart(rows, extent)])
 
     return part
 

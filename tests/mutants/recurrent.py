@@ -170,8 +170,8 @@ RECURRENT = (
     Mutant(
         "decays-are-those-of-the-steps-first-tokens",
         "engine/models/layers/recurrent/gated_delta.py",
-        "decay[part.tokens], beta[part.tokens])",
-        "decay[: len(own)], beta[: len(own)])",
+        "decay, beta)\n        read",
+        "decay[:1].expand_as(decay).contiguous(), beta)\n        read",
         (f"{HYBRIDS}::test_drafted[qwen3_5]",),
         seen=("vllm#51812",),
     ),

@@ -96,6 +96,33 @@ LATENT: dict[str, Any] = SIZES | {
     "n_shared_experts": 2,
     "moe_intermediate_size": 512,
 }
+DELTA: dict[str, Any] = SIZES | {  # of Qwen3.6's widths
+    "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
+    "head_dim": 256,
+    "num_key_value_heads": 2,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+SPACE: dict[str, Any] = {name: SIZES[name] for name in SIZES if name != "num_hidden_layers"} | {
+    "hybrid_override_pattern": "ME*",
+    "head_dim": 128,
+    "mamba_num_heads": 64,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 768,
+    "moe_shared_expert_intermediate_size": 1536,
+}
+CONVOLVED: dict[str, Any] = SIZES | {
+    "num_hidden_layers": 2,
+    "layer_types": ["conv", "full_attention"],
+    "num_dense_layers": 1,
+}
 SINKS: dict[str, Any] = SIZES | {
     "head_dim": 64,
     "num_hidden_layers": 2,
@@ -186,6 +213,7 @@ def _mxfp4(folder: Path) -> None:
 
 ROUTERS = {"modules_to_not_convert": ["gate"]}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+SNAPSHOTS = {"cache": structs.replace(BASE.cache, num_snapshots=8)}
 FP8_CACHE = {"cache": structs.replace(BASE.cache, dtype="fp8")}
 ADAPTERS = {"adapters": AdaptersConfig(max_loras=2, max_rank=8)}
 RANKS = {"tensor_parallel_size": 2}
@@ -253,6 +281,18 @@ STARTS: dict[str, Start] = {
     "deepseek-v2-lite": Start(_config(hf.DeepseekV2Config(**LATENT, q_lora_rank=None))),
     "deepseek-v3": Start(_config(hf.DeepseekV3Config(**LATENT, **V3)), {}, FP8_CACHE),
     "gemma2": Start(_config(hf.Gemma2Config(**SIZES, head_dim=256))),
+    "delta rule": Start(
+        _config(hf.Qwen3_5MoeTextConfig(**DELTA, **MOE, shared_expert_intermediate_size=512)),
+        {},
+        SNAPSHOTS,
+    ),
+    "delta rule, fp8 at load, own head": Start(
+        _config(hf.Qwen3_5TextConfig(**DELTA)),
+        {"quantization": "fp8"},
+        SNAPSHOTS | _drafts("mtp"),
+    ),
+    "state space": Start(_config(hf.NemotronHConfig(**SPACE)), {}, SNAPSHOTS | _drafts("ngram")),
+    "short convolution": Start(_config(hf.Lfm2MoeConfig(**CONVOLVED, **MOE)), {}, SNAPSHOTS),
     "eagle": Start(None, {}, EAGLE(draft_sample_method="gumbel")),
     "eagle, coupled": Start(None, {}, EAGLE(rejection_sample_method="coupled")),
     "eagle, block": Start(None, {}, EAGLE(rejection_sample_method="block")),

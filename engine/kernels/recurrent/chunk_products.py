@@ -55,7 +55,7 @@ def first_chunk(start, row, CHUNK: tl.constexpr):  # noqa: N803
 
 @jit
 def _row_of(starts, num_rows, at, CHUNK: tl.constexpr):  # noqa: N803
-    """The row whose chunks begin last, at `at` or before."""
+    """The row whose chunks begin last, at `at` or before; -1 before the first row's."""
     row = -1
     for first in range(0, num_rows, ROWS_A_LOOK):
         rows = first + tl.arange(0, ROWS_A_LOOK)
@@ -112,7 +112,7 @@ def _keys_products(
     return seen, system, tl.rsqrt(q_square + _EPS), tl.rsqrt(k_square + _EPS)
 
 
-@jit
+@jit(do_not_specialize=["num_rows"])
 def _products_kernel(
     inputs,
     strides,
@@ -130,12 +130,12 @@ def _products_kernel(
     at, head = tl.program_id(0), tl.program_id(1)
     lanes = tl.arange(0, CHUNK)
     wait_for_last(overlap)
-    row = _row_of(rows.starts, num_rows, at, CHUNK)
+    row = tl.maximum(_row_of(rows.starts, num_rows, at, CHUNK), 0)
     start = tl.load(rows.starts + row).to(tl.int64)
     begin = tl.load(rows.begins + row)
     finish = begin + tl.load(rows.starts + row + 1) - start
     chunk = begin // CHUNK + at - first_chunk(start, row, CHUNK)
-    is_skipped = tl.load(rows.slots + row) == _NULL
+    is_skipped = (tl.load(rows.slots + row) == _NULL) | (at < first_chunk(start, row, CHUNK))
     if (chunk * CHUNK < finish) & (not is_skipped):
         position = chunk * CHUNK + lanes
         inside = (position >= begin) & (position < finish)

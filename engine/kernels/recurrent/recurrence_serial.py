@@ -56,7 +56,7 @@ def _keep(inputs, strides, memory, token, slot, position, head, keys, values, si
         tl.store(memory.drafted.decay + at * sizes.heads + head, decay, mask=is_first)
 
 
-@jit
+@jit(do_not_specialize=["standing"])
 def _serial_kernel(
     inputs,
     strides,

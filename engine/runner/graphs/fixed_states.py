@@ -37,10 +37,9 @@ class FixedStates:
 
     def of_size(self, size: int, *, mixed: bool) -> StepStates:
         """The states of a step of `size` tokens, of rows that prefill alone or of both kinds."""
-        every = slice(0, size)
-        parts = [StatePart(every, self._prompts, Extent(size))]
+        parts = [StatePart(self._prompts, Extent(size))]
         if mixed:
-            parts.insert(0, StatePart(every, self._decodes, Extent(self._decode_len, standing=1)))
+            parts.insert(0, StatePart(self._decodes, Extent(self._decode_len, standing=1)))
         return StepStates(self._layers, parts)
 
     def fits(self, states: StepStates) -> bool:
@@ -85,10 +84,9 @@ def _put(fixed: StateRows, part: StatePart | None, num_tokens: int) -> None:
         fixed.slots.fill_(NULL_SLOT)
         fixed.starts.fill_(num_tokens)
         return
-    rows, first, last = part.rows, part.tokens.start or 0, part.tokens.stop
-    count = len(rows.slots)
-    torch.add(rows.starts[:count], first, out=fixed.starts[:count])
-    fixed.starts[count:].fill_(last)
-    for ours, theirs in zip(fixed[1:], rows[1:], strict=True):
+    count = len(part.rows.slots)
+    fixed.starts[: count + 1] = part.rows.starts
+    fixed.starts[count + 1 :] = part.rows.starts[-1]
+    for ours, theirs in zip(fixed[1:], part.rows[1:], strict=True):
         ours[:count] = theirs
     fixed.slots[count:].fill_(NULL_SLOT)

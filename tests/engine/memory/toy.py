@@ -90,8 +90,10 @@ class ToyModel:
         hidden = torch.zeros((len(input_ids), self.hidden_size))
         (hashes,), (ring,) = states.layers
         for part in states.parts:
-            ids = input_ids[part.tokens].tolist()
-            hidden[part.tokens, : 2 + WINDOW] = self._states(ids, part, hashes, ring)
+            first, last = part.rows.starts[[0, -1]].tolist()
+            own = StatePart(part.rows._replace(starts=part.rows.starts - first), part.extent)
+            ids = input_ids[first:last].tolist()
+            hidden[first:last, : 2 + WINDOW] = self._states(ids, own, hashes, ring)
         q, k, v = (table[input_ids.long()][:, None] for table in QKV)
         hidden[:, 2 + WINDOW :] = attention.attend(0, q, k, v)[:, 0]
         return hidden

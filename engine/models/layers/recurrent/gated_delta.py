@@ -9,20 +9,20 @@ from typing import NamedTuple
 import torch
 
 from engine.kernels.linear import Linear
-from engine.kernels.recurrent.convolution import Convolution, causal_convolution
+from engine.kernels.recurrent.convolution import Convolution
 from engine.kernels.recurrent.gated_norm import GatedNorm
 from engine.kernels.recurrent.gates import delta_gates
 from engine.kernels.recurrent.matrices import Drafted, Matrices, Rule, TokenInputs
-from engine.kernels.recurrent.recurrence import recurrence
-from engine.memory.states import StatePart, StateSpec
+from engine.memory.states import StateSpec
 from engine.models.formats.part import Normed
 from engine.models.formats.reader import Projection, WeightReader
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
 from engine.models.layers.norms import NormSpec
 from engine.models.layers.recurrent.row_states import (
-    by_parts,
+    convolve,
     matrix_spec,
     read_convolution,
+    recur,
     ring_tensor,
 )
 from engine.models.weights.shares import HEADS, Division, RankShare, RankShares, undivided
@@ -186,12 +186,7 @@ class LoadedGatedDelta(NamedTuple):
         ring, matrix, *drafted = states.layers[self.place]
         memory = Matrices(matrix, Drafted(*drafted))
 
-        def compute(part: StatePart, out: torch.Tensor) -> None:
-            own = causal_convolution(
-                mixed[part.tokens], self.convolution, ring, part.rows, part.extent
-            )
-            tokens = TokenInputs(*sizes.split(own), decay[part.tokens], beta[part.tokens])
-            recurrence(tokens, self.rule, memory, part.rows, part.extent, None, out)
-
-        read = by_parts(states, mixed.new_empty(len(mixed), sizes.heads, sizes.value), compute)
+        own = convolve(mixed, self.convolution, ring, states)
+        tokens = TokenInputs(*sizes.split(own), decay, beta)
+        read = recur(tokens, self.rule, memory, states)
         return self.o(self.norm(read, z.view(len(z), sizes.heads, sizes.value))), residual

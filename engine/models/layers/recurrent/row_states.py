@@ -1,24 +1,49 @@
-"""What layers that keep a state a row share: the parts of a step, and convolutions read."""
+"""What layers that keep a state a row share: steps in parts, and convolutions read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from engine.kernels.recurrent.convolution import Convolution, ring_length
-from engine.kernels.recurrent.matrices import CHUNK, drafted_length
-from engine.memory.states import StatePart, StateSpec, StateTensor, StepStates
+from engine.kernels.recurrent.convolution import (
+    Convolution,
+    Gates,
+    causal_convolution,
+    ring_length,
+)
+from engine.kernels.recurrent.matrices import CHUNK, Matrices, Rule, TokenInputs, drafted_length
+from engine.kernels.recurrent.recurrence import recurrence
+from engine.memory.states import StateSpec, StateTensor, StepStates
 from engine.models.formats.reader import WeightReader
 from engine.models.weights.shares import RankShare
 
 
-def by_parts(
-    states: StepStates, out: torch.Tensor, compute: Callable[[StatePart, torch.Tensor], object]
+def convolve(
+    x: torch.Tensor,
+    kernel: Convolution,
+    ring: torch.Tensor,
+    states: StepStates,
+    gates: Gates | None = None,
 ) -> torch.Tensor:
-    """Let `compute` write each part of a step, one after the other, into its tokens of `out`."""
+    """Convolve x [T, C] of a step's tokens, one part after the other → [T, C]."""
+    out = x.new_empty(x.shape)
     for part in states.parts:
-        compute(part, out[part.tokens])
+        causal_convolution(x, kernel, ring, part.rows, part.extent, gates, out)
+    return out
+
+
+def recur(
+    tokens: TokenInputs,
+    rule: Rule,
+    memory: Matrices,
+    states: StepStates,
+    skip: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute the recurrence of a step's tokens, one part after the other → [T, H, V]."""
+    out = tokens.v.new_empty(tokens.v.shape)
+    for part in states.parts:
+        recurrence(tokens, rule, memory, part.rows, part.extent, skip, out)
     return out
 
 

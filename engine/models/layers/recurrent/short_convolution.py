@@ -9,13 +9,13 @@ from typing import NamedTuple
 import torch
 
 from engine.kernels.linear import Linear
-from engine.kernels.recurrent.convolution import Convolution, Gates, causal_convolution
-from engine.memory.states import StatePart, StateSpec
+from engine.kernels.recurrent.convolution import Convolution, Gates
+from engine.memory.states import StateSpec
 from engine.models.formats.part import Normed
 from engine.models.formats.reader import Projection, WeightReader
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
 from engine.models.layers.norms import NormSpec
-from engine.models.layers.recurrent.row_states import by_parts, read_convolution, ring_tensor
+from engine.models.layers.recurrent.row_states import convolve, read_convolution, ring_tensor
 from engine.models.weights.shares import COLUMNS, Division, undivided
 
 
@@ -84,9 +84,5 @@ class LoadedShortConvolution(NamedTuple):
         assert states is not None
         (ring,) = states.layers[self.place]
 
-        def compute(part: StatePart, out: torch.Tensor) -> None:
-            own = part.tokens
-            gates = Gates(b[own], c[own])
-            causal_convolution(x[own], self.convolution, ring, part.rows, part.extent, gates, out)
-
-        return self.o(by_parts(states, b.new_empty(b.shape), compute)), residual
+        own = convolve(x, self.convolution, ring, states, Gates(b, c))
+        return self.o(own), residual

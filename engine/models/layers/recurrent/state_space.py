@@ -13,20 +13,20 @@ import torch.nn.functional as F  # noqa: N812
 from engine.errors import ModelError
 from engine.kernels.invariant.functions import elementwise
 from engine.kernels.linear import Linear
-from engine.kernels.recurrent.convolution import Convolution, causal_convolution
+from engine.kernels.recurrent.convolution import Convolution
 from engine.kernels.recurrent.gated_norm import GatedNorm
 from engine.kernels.recurrent.gates import space_gates
 from engine.kernels.recurrent.matrices import Drafted, Matrices, Rule, TokenInputs
-from engine.kernels.recurrent.recurrence import recurrence
-from engine.memory.states import StatePart, StateSpec
+from engine.memory.states import StateSpec
 from engine.models.formats.part import Normed
 from engine.models.formats.reader import Projection, WeightReader
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
 from engine.models.layers.norms import Map, NormSpec
 from engine.models.layers.recurrent.row_states import (
-    by_parts,
+    convolve,
     matrix_spec,
     read_convolution,
+    recur,
     ring_tensor,
 )
 from engine.models.layers.residual import AS_IT_IS, AddedOutput
@@ -192,15 +192,10 @@ class LoadedStateSpace(NamedTuple):
         ring, matrix, *drafted = states.layers[self.place]
         memory = Matrices(matrix, Drafted(*drafted))
 
-        def compute(part: StatePart, out: torch.Tensor) -> None:
-            own = causal_convolution(
-                mixed[part.tokens], self.convolution, ring, part.rows, part.extent
-            )
-            tokens = TokenInputs(*sizes.split(own), decay[part.tokens], step[part.tokens])
-            recurrence(tokens, self.rule, memory, part.rows, part.extent, self.skip, out)
-
-        read = mixed.new_empty(len(mixed), sizes.heads, sizes.head)
-        read = by_parts(states, read, compute).flatten(1)
+        own = convolve(mixed, self.convolution, ring, states)
+        tokens = TokenInputs(*sizes.split(own), decay, step)
+        read = recur(tokens, self.rule, memory, states, self.skip)
+        read = read.flatten(1)
         if self.norm is None:
             read = read * elementwise(F.silu, gate)
         else:

@@ -7,10 +7,11 @@ from functools import partial
 import pytest
 import torch
 
-from engine.kernels.recurrent.matrices import CHUNK
+from engine.kernels.recurrent.matrices import CHUNK, TokenInputs
 from engine.kernels.recurrent.recurrence import recurrence_torch
 from engine.kernels.recurrent.recurrence_chunked import recurrence_chunked
 from engine.kernels.recurrent.recurrence_serial import recurrence_serial
+from engine.memory.state_rows import Extent, StateRows
 from tests.engine.kernels.recurrent.calls import (
     BY_CHANNEL,
     DELTA,
@@ -19,6 +20,7 @@ from tests.engine.kernels.recurrent.calls import (
     Compute,
     Part,
     Texts,
+    state_rows,
 )
 from tests.engine.kernels.where import DEVICES
 
@@ -179,6 +181,34 @@ def test_snapshots_between_drafts(boundary: int, compute: Compute, device: str) 
         assert torch.equal(texts.memory.matrix[4], untouched)
     texts.compute(compute, [Part(0, 5, 9, 1, replays=2, snapshots=ends)], standing=1)
     texts.check_state(4, 0, boundary)
+
+
+@pytest.mark.parametrize(("compute", "device"), PREFILLS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_a_part_of_the_tokens(kind: str, compute: Compute, device: str) -> None:
+    """Those of other rows, before and after them, are neither read nor written."""
+    skip_unless_served(compute, kind)
+    lens = [3 * CHUNK + 2, 2 * CHUNK + 3, 5]
+    texts = Texts(kind, lens, device=device)
+    for each in texts.inputs[0]:
+        each.fill_(torch.nan)
+    rows = state_rows([Part(0, 0, lens[0], 1), Part(1, 0, lens[1], 2), Part(2, 0, 5, 3)], device)
+    first, second = (
+        StateRows(rows.starts[i : i + 2], *(x[i : i + 1] for x in rows[1:])) for i in (1, 2)
+    )
+    tokens = TokenInputs(
+        *(torch.cat([*each, each[0]]).to(device) for each in zip(*texts.inputs, strict=True))
+    )
+    out = torch.full(tokens.v.shape, 7.0, device=device)
+    skip = None if texts.skip is None else texts.skip.to(device)
+    for own, length in ((first, lens[1]), (second, 5)):
+        compute(tokens, texts.rule, texts.memory, own, Extent(length), skip, out)
+    before, *outs, after = torch.split(out.cpu(), [*lens, lens[0]])
+    assert (before == 7).all()
+    assert (after == 7).all()
+    for text, read in enumerate(outs, 1):
+        torch.testing.assert_close(read.double(), texts.wanted[text], **texts.tolerance(text))
+        texts.check_state(text + 1, text, lens[text])
 
 
 @pytest.mark.parametrize(("compute", "device"), PREFILLS)
