@@ -33,7 +33,9 @@ def states_of(rows: Rows) -> StepStates:
     table = StateRows(
         torch.from_numpy(starts),
         numbers.long(),
-        *(numbers * factor for factor in (2, 3, 4)),
+        numbers * 2,
+        numbers * 3,
+        numbers * 4,
         snapshots.long() * 5,
         snapshots * 6,
     )
