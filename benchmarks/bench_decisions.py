@@ -42,6 +42,7 @@ CHOICES = {
     "other": "none of these",
 }
 TEACHER_IDS = 256
+ONE_TOKEN: Body = {"max_tokens": 1, "temperature": 0}
 CHECK = (
     "all requests were answered; probabilities are compared with transformers' by "
     "tests/server/scoring and tests/serving/test_decisions.py"
@@ -110,7 +111,7 @@ class Client:
 
     def completions(self, count: int, length: int, **fields: Any) -> Posts:
         """Prompts of random ids that are continued by one token each."""
-        plain = {"max_tokens": 1, "temperature": 0, **fields}
+        plain = ONE_TOKEN | fields
         return [("/v1/completions", {"prompt": self.ids(length), **plain}) for _ in range(count)]
 
 
@@ -146,7 +147,7 @@ async def reads(client: Client) -> dict[str, float]:
         f"\n{letter}: {name} - {text}"
         for letter, (name, text) in zip(string.ascii_uppercase, CHOICES.items(), strict=False)
     )
-    asked = {"max_tokens": 1, "temperature": 0, "logprobs": 1, "logprob_token_ids": [5, 6, 7, 8]}
+    asked = ONE_TOKEN | {"logprobs": 1, "logprob_token_ids": [5, 6, 7, 8]}
 
     def posts() -> Posts:
         states = [client.text(sizes.state) for _ in range(sizes.requests)]
@@ -198,7 +199,10 @@ async def embeddings(client: Client) -> dict[str, float]:
 
     def continued() -> Posts:
         prompts = [client.ids(200) for _ in range(count)]
-        return [("/v1/completions", {"prompt": prompts, "max_tokens": 1, "temperature": 0})]
+        return [
+            ("/v1/completions", {"prompt": prompts[start : start + 500], **ONE_TOKEN})
+            for start in range(0, count, 500)
+        ]
 
     seconds, _ = await client.best_of(embedded, 3)
     prefill_s, _ = await client.best_of(continued, 3)
