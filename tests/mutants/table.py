@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants.engine import ENGINE, RUNNER, SCORING
+from tests.mutants.invariance import INVARIANCE
 from tests.mutants.memory import MEMORY
 from tests.mutants.mutant import Mutant
 from tests.mutants.planning import PLANNING
@@ -13,5 +14,5 @@ from tests.mutants.structured import STRUCTURED
 
 MUTANTS: tuple[Mutant, ...] = (
     *(*SERVER, *PLANNING, *STRUCTURED, *ENGINE),
-    *(*SCORING, *RUNNER, *SAMPLING, *MEMORY, *RECURRENT),
+    *(*SCORING, *RUNNER, *SAMPLING, *MEMORY, *RECURRENT, *INVARIANCE),
 )
