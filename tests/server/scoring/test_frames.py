@@ -52,6 +52,8 @@ async def test_a_template() -> None:
 async def test_a_space_that_replies_begin_with() -> None:
     spaced = TURN.replace("{{ m.content }}", "{{ ' ' if m.role == 'assistant' }}{{ m.content }}")
     assert (await frame(spaced + BEGIN)).space == " "
+    after_a_thought = await frame(spaced + BEGIN + "{# <think> </think> #}", thinks=True)
+    assert after_a_thought.space == "", "the end of the thought has white space"
 
 
 async def test_no_template_is_plain() -> None:
