@@ -107,6 +107,8 @@ class Accounts:
             self._access_log.write(scope, account, seconds)
             if counted and self._traces is not None:
                 self._traces.record(scope, account, route_path(scope), outcome, seconds)
+            # An open connection keeps its last scope: nothing of the request may be held by it.
+            account.usage = account.report = None
 
     async def _run(
         self, scope: Scope, receive: Receive, send: Send, account: RequestAccount
