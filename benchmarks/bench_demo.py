@@ -1,4 +1,4 @@
-"""The demo model with and without its EAGLE head: time a token, drafts accepted, on CPU or GPU.
+"""The demo model without drafts, with its EAGLE head, and with suffixes: time a token, CPU or GPU.
 
     python -m benchmarks.bench_demo --batches 1,8,32
 
@@ -26,6 +26,7 @@ from engine.speculative_config import SpeculativeConfig
 from sampling.params import SamplingParams
 
 NUM_DRAFTS, PROMPT_TOKENS = 4, 256
+SUFFIX = SpeculativeConfig(method="suffix", num_speculative_tokens=8)
 SOURCES = Path(__file__).parent.parent / "engine"
 KINDS: tuple[tuple[str, float, Literal["greedy", "gumbel"]], ...] = (
     ("T = 0", 0.0, "greedy"),
@@ -54,7 +55,7 @@ def measurements(batches: list[int]) -> Iterator[dict[str, Any]]:
             num_speculative_tokens=NUM_DRAFTS,
             draft_sample_method=sample_method,
         )
-        for speculation in (None, eagle):
+        for speculation in (None, eagle, SUFFIX):
             engine = engine_of(model, config, speculation, max(batches))
             for batch in batches:
                 prompts = source_prompts(batch)
@@ -63,7 +64,7 @@ def measurements(batches: list[int]) -> Iterator[dict[str, Any]]:
                 stats = engine.stats().drafts
                 row = {
                     "kind": kind,
-                    "drafter": "none" if speculation is None else "eagle",
+                    "drafter": "none" if speculation is None else speculation.method,
                     "batch": batch,
                     "tokens_per_s": round(1000.0 * batch / per_token, 1),
                 }

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
+from pathlib import Path
 
 from engine.config import EngineConfig
 from engine.structured.tokenizer import TokenizerReader
 from sampling.device.compile_workers import begin_workers, is_cache_empty
 from sampling.device.kernel_packs import use_packs
 
+READ_AHEAD = "read-ahead"
+"""The thread that has weights read."""
 SPIN_COUNT = 10_000
 """Rounds that a thread of OpenMP looks for work before it sleeps, some 30 us.
 
@@ -20,7 +24,7 @@ Without any, every operation begins by waking threads.
 
 
 def begin_early(config: EngineConfig) -> TokenizerReader | None:
-    """Begin to read the tokenizer, to make the GPU's context and, where most are missing, workers.
+    """Begin to read weights and tokenizer, and to make the GPU's context and, if need be, workers.
 
     It also sets how long OpenMP's threads look for work, and where Triton looks for kernels.
     Several ranks choose their GPUs later.
@@ -29,6 +33,9 @@ def begin_early(config: EngineConfig) -> TokenizerReader | None:
         What reads the tokenizer, where the configuration has one.
     """
     _bound_spinning()
+    if config.model.load_format != "dummy":
+        folder = (config.model.model,)
+        threading.Thread(None, _read_ahead, READ_AHEAD, folder, daemon=True).start()
     reader = None if config.structured is None else TokenizerReader(config.structured)
     driver = None if config.model.device == "cpu" else _driver()
     if driver is None:
@@ -45,6 +52,16 @@ def _bound_spinning() -> None:
     """Tell OpenMP, which reads it as torch is imported, unless the user has."""
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         os.environ["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
+
+
+def _read_ahead(folder: str) -> None:
+    """Let the system read a folder's weights into its cache, so that loading finds them there.
+
+    Of a hub id nothing is known yet, and what cannot be read is left to who loads it.
+    """
+    for path in sorted(Path(folder).expanduser().glob("*.safetensors")):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def _driver() -> ctypes.CDLL | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -49,6 +51,29 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(early, "begin_workers", modules.append)
     monkeypatch.setattr(early, "is_cache_empty", lambda: True)
     return modules
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_weights_are_read_into_the_systems_cache_but_for_random_ones(
+    load_format: Literal["auto", "dummy"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a.safetensors", "b.safetensors", "c.bin"):
+        (tmp_path / name).write_bytes(b"weights")
+    (tmp_path / "0.safetensors").symlink_to(tmp_path / "missing")
+    asked: list[tuple[str, int, int, int]] = []
+
+    def advise(descriptor: int, *what: int) -> None:
+        name = Path(f"/proc/self/fd/{descriptor}").resolve().name
+        asked.append((name, *what))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    model = ModelConfig(model=str(tmp_path), device="cpu", load_format=load_format)
+    early.begin_early(EngineConfig(model=model))
+    for thread in threading.enumerate():
+        if thread.name == early.READ_AHEAD:
+            thread.join(timeout=10)
+    wanted = [(name, 0, 0, os.POSIX_FADV_WILLNEED) for name in ("a.safetensors", "b.safetensors")]
+    assert asked == (wanted if load_format == "auto" else [])
 
 
 @pytest.mark.parametrize(
