@@ -44,6 +44,8 @@ class LogprobQueue:
                 self._parts[0] = (arrays, upto, stop)
                 break
             del self._parts[0]
+            if not count:  # one part alone is no copy
+                break
         return self._join(taken)
 
     def _join(self, parts: list[tuple[LogprobArrays, slice]]) -> LogprobArrays:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +30,15 @@ def test_what_is_wider_or_longer_than_wanted_is_cut_and_may_differ_in_width() ->
     assert taken.explicit[:, 0].tolist() == taken.chosen.tolist() == [-1, -2, -3]
     assert taken.explicit.shape == (3, 1)
     assert queue.take(1) is None
+
+
+def test_a_part_that_is_taken_alone_is_no_copy() -> None:
+    queue, first = LogprobQueue(), values(1)
+    queue.push(first)
+    queue.push(values(1, first=1))
+    taken = queue.take(1)
+    assert taken is not None
+    assert np.shares_memory(taken.chosen, first.chosen)
 
 
 def test_fewer_than_asked_are_all() -> None:
