@@ -84,7 +84,7 @@ class DescribedSource(TensorSource, tag="described", frozen=True, kw_only=True):
     """Tensors that rank 0 of a group describes before it broadcasts them, as prime-rl does.
 
     Attributes:
-        path: the folder that they are in where there is no such group.
+        path: a folder; where it has weights, or there is no such group, they are read from it.
     """
 
     group: str

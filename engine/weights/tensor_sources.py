@@ -78,7 +78,8 @@ def received(
             for name, tensor in zip(source.names, tensors, strict=True):
                 yield _held(name, tensor)
         case DescribedSource():
-            if groups.has(source.group):
+            has_files = any(Path(source.path).glob("*.safetensors"))
+            if groups.has(source.group) and not has_files:
                 yield from (_held(*each) for each in groups.described(source.group))
             else:
                 yield from _of_folder(source.path, device)

@@ -39,7 +39,7 @@ def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     tensors = load_file(folder / "model.safetensors")
     for name, tensor in tensors.items():
-        noise = 0.02 * torch.randn_like(tensor.float()) * tensor.float().std().nan_to_num()
+        noise = 0.2 * torch.randn_like(tensor.float()) * tensor.float().std().nan_to_num()
         tensors[name] = (tensor.float() + noise).to(tensor.dtype)
     save_file(tensors, folder / "model.safetensors")
     return folder
@@ -119,6 +119,61 @@ def test_many_updates_under_load_mix_no_weights(server: Server, other_weights: P
             if len(spans) == 1:
                 assert choice["token_ids"] == reference[spans[0]["version"]][index]
     assert len(replies) >= 6
+
+
+def test_prime_rl_broadcasts_what_is_on_no_disk(server: Server, other_weights: Path) -> None:
+    """Its trainer by gloo, its orchestrator's requests: the weights are those of the trainer."""
+    update(server, other_weights, "other")
+    wanted = done(server, "/weight_checker", {"action": "checksum"})["checksums"]
+    update(server, MODEL_FOLDER, "own")
+    port = free_port()
+    program = [sys.executable, "-m", "tests.engine.weights.trainer"]
+    arguments = ["127.0.0.1", str(port), str(other_weights), "prime-rl", "described"]
+    trainer = subprocess.Popen([*program, *arguments], cwd=Path(__file__).parents[2])
+    try:
+        group = {"host": "127.0.0.1", "port": port, "rank_offset": 0, "timeout": 60}
+        done(server, "/init_broadcaster", group | {"inference_world_size": 1})
+        done(server, "/pause", mode="keep", clear_cache="false")
+        done(server, "/update_weights", {"weight_dir": "/weights/step_4"})
+        done(server, "/resume")
+        assert trainer.wait(60) == 0
+    finally:
+        trainer.kill()
+    compared = done(server, "/weight_checker", {"action": "compare", "baseline": wanted})
+    assert compared["match"]
+    update(server, MODEL_FOLDER, "own")  # whose files count, though there is a group
+
+
+def test_skyrl_sleeps_under_a_request(server: Server) -> None:
+    """What is kept goes on with the weights of then; the reply has tokens of both versions."""
+
+    def call(method: str, **arguments: Any) -> None:
+        done(server, "/collective_rpc", {"method": method, "kwargs": arguments})
+
+    before, replies = numbers(generated(server)), list[Any]()
+    params = {"max_tokens": 400, "ignore_eos": True, "logprobs": 0}
+    body = {"token_ids": PROMPT, "sampling_params": params, "request_id": "kept"}
+    run = threading.Thread(target=lambda: replies.append(done(server, "/skyrl/v1/generate", body)))
+    run.start()
+    while not any(v for name, v in server.metrics().items() if "num_requests_running" in name):
+        assert run.is_alive()
+    done(server, "/pause", mode="keep", clear_cache="false")
+    call("skyrl_sleep_for_weight_sync", offload_kv=True)
+    assert server.get("/is_sleeping").json()["asleep"] == ["weights", "kv_cache"]
+    call("skyrl_wake_for_weight_sync", tags=["weights"])
+    call("skyrl_start_weight_update", is_checkpoint_format=True)
+    done(server, "/update_weights", {"update_info": {"path": str(MODEL_FOLDER)}})
+    call("skyrl_finish_weight_update")
+    call("skyrl_wake_for_weight_sync", tags=["kv_cache"])
+    done(server, "/reset_prefix_cache", {"reset_running_requests": True})
+    done(server, "/resume")
+    run.join()
+    (choice,) = replies[0]["choices"]
+    spans = choice["weight_versions"]
+    assert [span["end"] for span in spans][-1] == len(choice["token_ids"]) == 400
+    assert len(spans) == 2
+    assert numbers(generated(server)) == before
+    done(server, "/update_weight_version", {"new_version": "own"})
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """prime-rl's route that forms the group over which its trainer broadcasts.
 
-Once there is one, `/update_weights` with a `weight_dir` receives tensors over it.
+Once there is one, `/update_weights` with a `weight_dir` that has no weights receives them over it.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class UpdateBody(BodyModel):
         None,
         max_length=4096,
         description="A folder of safetensors: the update is begun and finished with it. Where "
-        "`/init_broadcaster` formed a group, tensors come over it in place of the folder.",
+        "it has none and `/init_broadcaster` formed a group, tensors come over that.",
     )
     weight_version: Version | None = Field(None, description="With `weight_dir`: its version.")
     drafter: Fate = DRAFTER

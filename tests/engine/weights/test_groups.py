@@ -34,10 +34,10 @@ from tests.engine.models.rewriting import (
 from tests.engine.models.serving import load, write_tiny
 from tests.engine.models.test_decoder import MODELS
 from tests.engine.weights.test_room import given, room_of, update
-from tests.engine.weights.trainer import BUFFER_BYTES, NAME
+from tests.engine.weights.trainer import BUFFER_BYTES
 
 ROOT = Path(__file__).parents[3]
-LOCALHOST = "127.0.0.1"
+LOCALHOST, NAME = "127.0.0.1", "weights"
 HOW = ("alone", "packed", "bucket", "described")
 
 
@@ -81,7 +81,8 @@ def test_a_trainer_broadcasts_its_weights(tmp_path: Path) -> None:
     new = stored_tensors(tmp_path / "new")
     wanted, port = text_logits(load(tmp_path / "new")), free_port()
     command = [sys.executable, "-m", "tests.engine.weights.trainer"]
-    trainer = subprocess.Popen([*command, LOCALHOST, str(port), tmp_path / "new", *HOW], cwd=ROOT)
+    arguments = [LOCALHOST, str(port), str(tmp_path / "new"), NAME, *HOW]
+    trainer = subprocess.Popen([*command, *arguments], cwd=ROOT)
     model = load(tmp_path / "old")
     room, weights = room_of(model), model.named_weights()
     try:
@@ -107,7 +108,7 @@ def test_a_trainer_that_starts_again_takes_the_place_of_the_one_before(tmp_path:
     room, command = room_of(model), [sys.executable, "-m", "tests.engine.weights.trainer"]
     for is_killed in (True, False):
         port = free_port()
-        arguments = [LOCALHOST, str(port), str(tmp_path / "new"), "alone"]
+        arguments = [LOCALHOST, str(port), str(tmp_path / "new"), NAME, "alone"]
         trainer = subprocess.Popen([*command, *arguments], cwd=ROOT)
         try:
             room.run(group_of(port, forms_as="vllm"))

@@ -1,4 +1,4 @@
-"""A trainer that broadcasts a folder's tensors over gloo: ADDRESS PORT FOLDER HOW...
+"""A trainer that broadcasts a folder's tensors over gloo: ADDRESS PORT FOLDER NAME HOW...
 
 The group is formed as SGLang's `init_custom_process_group` forms it.
 """
@@ -17,19 +17,18 @@ from safetensors.torch import load_file
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.rendezvous import rendezvous
 
-NAME = "weights"
 BUFFER_BYTES = 3000
 
 
 def main() -> None:
-    address, port, folder, *ways = sys.argv[1:]
+    address, port, folder, name, *ways = sys.argv[1:]
     tensors = load_file(Path(folder) / "model.safetensors")
     distributed: Any = c10d
     timeout = timedelta(seconds=60)
     store, rank, size = next(iter(rendezvous(f"tcp://{address}:{port}", 0, 2, timeout=timeout)))
-    store = distributed.PrefixStore(NAME, store)
+    store = distributed.PrefixStore(name, store)
     group, _ = distributed._new_process_group_helper(
-        size, rank, [], "gloo", store, group_name=NAME, timeout=timeout
+        size, rank, [], "gloo", store, group_name=name, timeout=timeout
     )
     distributed._world.pg_group_ranks[group] = {i: i for i in range(size)}
     for how in ways:
