@@ -70,11 +70,17 @@ class Site:
         assert reply.status_code == 200, reply.text
         return chunks_of(reply.text)
 
-    async def call(self, path: str, receive: Callable[..., Any], send: Callable[..., Any]) -> None:
-        """Let the application, which is in process, answer a POST whose messages these are."""
+    async def call(
+        self, path: str, receive: Callable[..., Any], send: Callable[..., Any]
+    ) -> dict[str, Any]:
+        """Let the application, which is in process, answer a POST whose messages these are.
+
+        Returns:
+            The request's scope, which a connection keeps while it is open.
+        """
         transport = self.client._transport
         assert isinstance(transport, httpx.ASGITransport)
-        scope = {
+        scope: dict[str, Any] = {
             "type": "http",
             "method": "POST",
             "path": path,
@@ -86,6 +92,7 @@ class Site:
             "asgi": {"version": "3.0"},
         }
         await transport.app(scope, receive, send)
+        return scope
 
     def metric(self, name: str, **labels: str) -> float:
         """A sample's value."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 
 import pytest
 
 from server.errors import ApiError
+from server.generation.generation import Generation
 from server.http.admission import ShutdownError
 from server.http.lifecycle import Lifecycle
 from server.metrics import OUTCOMES
@@ -257,6 +259,26 @@ class TestAccounts:
 
         await site.call("/v1/completions", receive, send)
         assert site.metric("tailrace_request_outcomes_total", outcome="abort") == 1
+
+
+async def test_an_open_connection_keeps_nothing_of_the_request_that_it_had(site: Site) -> None:
+    body = json.dumps({"prompt": "a" * 100, "max_tokens": 2}).encode()
+    statuses, parts = [], [body]
+
+    async def receive() -> dict[str, object]:
+        if not parts:
+            await asyncio.Event().wait()  # the client stays
+        return {"type": "http.request", "body": parts.pop(), "more_body": False}
+
+    async def send(message: dict[str, object]) -> None:
+        if message["type"] == "http.response.start":
+            statuses.append(message["status"])
+
+    scope = await site.call("/v1/completions", receive, send)
+    assert statuses == [200]
+    gc.collect()
+    kept = [each for each in gc.get_objects() if isinstance(each, Generation)]
+    assert (len(kept), scope["type"]) == (0, "http"), "of what the scope holds"
 
 
 @pytest.mark.parametrize("root", ["", "/api"])
