@@ -94,7 +94,10 @@ class BoundedProcess:
             self.close()
             raise CallEndedError from None
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # or its traceback's frame, which has the arguments, would keep itself
         returned: T = result
         return returned
 

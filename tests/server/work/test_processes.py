@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pickle
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,6 +63,28 @@ async def test_what_a_function_returns_or_raises(pool: ProcessPool) -> None:
     with pytest.raises(ApiError, match="it is refused") as refused:
         await pool.run(30.0, refuse)
     assert (refused.value.status, refused.value.param) == (400, "field")
+
+
+class Large:
+    """What stands for a large argument: it can be seen to be gone."""
+
+
+def refuse_it(large: Large) -> None:
+    raise bad_request("field", f"no {type(large).__name__}")
+
+
+async def test_an_error_keeps_no_arguments(pool: ProcessPool) -> None:
+    gc.disable()  # a front collects cycles seldom, and 4 MB in each are soon 100
+    try:
+        large = Large()
+        kept = weakref.ref(large)
+        with pytest.raises(ApiError, match="no Large") as caught:
+            await pool.run(5.0, refuse_it, large)
+        del large, caught
+        await asyncio.sleep(0)
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 def told(*args: object) -> list[tuple[str, object]]:
