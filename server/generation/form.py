@@ -143,9 +143,8 @@ async def full_reply_form(
         params: made of the same body.
         is_parsed: as for `reply_form`.
     """
-    if body.stream_options is not None and not body.stream:
-        raise bad_request("stream_options", "stream_options needs stream to be true")
-    config, options = served.config, body.stream_options or _NO_OPTIONS
+    config = served.config
+    options = checked_options(body.stream_options, stream=bool(body.stream))
     as_ids = body.return_tokens_as_token_ids
     num_prompt_top = num_top("prompt_logprobs", body.prompt_logprobs, served, body.client_names)
     return ReplyForm(
@@ -176,6 +175,13 @@ async def full_reply_form(
         usage_cached=config.prompt_tokens_details,
         weight_versions=bool(body.return_weight_versions),
     )
+
+
+def checked_options(options: StreamOptions | None, *, stream: bool) -> StreamOptions:
+    """A body's options of its stream, or the defaults; a 400 for options without a stream."""
+    if options is not None and not stream:
+        raise bad_request("stream_options", "stream_options needs stream to be true")
+    return options or _NO_OPTIONS
 
 
 async def stop_strings(texts: list[str] | None) -> StopStrings | None:

@@ -8,7 +8,7 @@ from engine.request import RoutesParams
 from sampling.params import SamplingParams
 from server.endpoints.generate_tokens.schema import GenerateTokensRequest, TokenSamplingParams
 from server.errors import bad_request
-from server.generation.form import ReplyForm, reply_form, stop_strings
+from server.generation.form import ReplyForm, checked_options, reply_form, stop_strings
 from server.generation.params import (
     num_top,
     packed_dtype,
@@ -20,12 +20,10 @@ from server.generation.served import ServedModel
 from server.generation.spec import GenerationSpec
 from server.generation.support import with_support
 from server.schema.checks import check_model
-from server.schema.fields import StreamOptions
 from server.structured.spec import Constraints
 from server.structured.wanted import wanted_grammar
 
 NAMES = TokenSamplingParams.client_names
-_NO_OPTIONS = StreamOptions()
 
 
 async def tokens_spec(
@@ -65,9 +63,8 @@ async def tokens_spec(
 async def _form(
     body: GenerateTokensRequest, params: SamplingParams, served: ServedModel
 ) -> ReplyForm:
-    wanted, options = body.sampling_params, body.stream_options or _NO_OPTIONS
-    if body.stream_options is not None and not body.stream:
-        raise bad_request("stream_options", "stream_options needs stream to be true")
+    wanted = body.sampling_params
+    options = checked_options(body.stream_options, stream=bool(body.stream))
     stops = await stop_strings(wanted.stop)
     form = reply_form(params, served, stream=bool(body.stream), is_parsed=False, stops=stops)
     num_prompt_top = num_top("prompt_logprobs", wanted.prompt_logprobs, served, NAMES)
