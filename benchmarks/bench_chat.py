@@ -35,8 +35,8 @@ from engine.submission import Submission, deliver_output
 from server.app import create_app
 from server.config import ServerConfig
 from server.context import Context
-from server.conversation.rendering import Conversation
 from server.conversation.template import RenderedPrompt
+from server.conversation.template_rendering import Conversation
 from server.engine_metrics import NO_STATS
 from server.text.tokenizer import load_tokenizer
 

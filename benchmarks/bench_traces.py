@@ -35,7 +35,7 @@ from server.fronts import FrontTable
 from server.http.access_log import AccessLog
 from server.http.account import GenerationReport, account_of
 from server.http.lifecycle import Lifecycle
-from server.http.middleware import Accounts
+from server.http.outcomes import Accounts
 from server.http.traces import Traces
 from server.metrics import Metrics
 

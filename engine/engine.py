@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from engine.adapters.book import AdapterBook
+from engine.adapters.registry import AdapterRegistry
 from engine.config import EngineConfig
 from engine.contracts.adapters import AdapterReader
 from engine.contracts.control import MemoryPart
@@ -59,7 +59,7 @@ class Engine:
         self._drafting = drafting = drafting.begun()
         self.adapters = None
         if config.adapters is not None and adapters is not None:
-            self.adapters = AdapterBook(config.adapters, adapters)
+            self.adapters = AdapterRegistry(config.adapters, adapters)
         self._grammars = grammars
         self._runner = runner
         self._pool = BlockPool(info.num_blocks)

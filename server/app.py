@@ -48,10 +48,11 @@ from server.errors import CLIENT_GONE, ApiError, bad_request
 from server.fleet.retries import Retries
 from server.fronts import FrontTable
 from server.http.access_log import AccessLog
-from server.http.account import account_of
+from server.http.account import account_of, route_path
+from server.http.auth import Gate
 from server.http.disconnect import ClientGoneError
-from server.http.middleware import Accounts, Gate, route_path
 from server.http.origins import Origins
+from server.http.outcomes import Accounts
 from server.schema.base import field_path
 from server.schema.openapi import add_openapi
 from server.text.tokenizer import Tokenizer

@@ -11,9 +11,9 @@ from engine.client import EngineHandle
 from engine.contracts.info import EngineInfo
 from server.config import ServerConfig
 from server.conversation.parsing.parsers import Parsers
-from server.conversation.rendering import make_ready
 from server.conversation.served import ServedChatModel
 from server.conversation.template import ChatTemplate
+from server.conversation.template_rendering import make_ready
 from server.fronts import FrontTable
 from server.http.admission import AdmissionControl
 from server.http.body import BodyReader

@@ -21,6 +21,8 @@ SYSTEMONE_PATH = "/v1/systemone"
 """The path below which, and at which, errors have TypeSafe's shape, and a 400 is a 422."""
 _INVALID = "invalid_request_error"
 RETRY_AFTER_S = 1
+TOO_LONG = "context_length_exceeded"
+"""The code of the refusal of a prompt that does not fit the context."""
 CLIENT_GONE = 499
 """The status of a request whose client left, or cancelled it."""
 REPLICA_LOST = "replica_lost"
@@ -127,6 +129,20 @@ class ClientNames(dict[str, str]):
         """A 400 about a field of a spec: the client's name of it, then these words."""
         name = self[field]
         return bad_request(name, f"{name} {words}", code)
+
+
+def too_long(field: str, num_tokens: str, max_model_len: int) -> ApiError:
+    """The refusal of a prompt that does not fit the context.
+
+    Args:
+        num_tokens: how many it has, or at least has, in words.
+    """
+    return bad_request(
+        field,
+        f"{field} must leave room in the context of {max_model_len} tokens (--max-model-len), "
+        f"got {num_tokens} tokens",
+        TOO_LONG,
+    )
 
 
 def overloaded(message: str) -> ApiError:

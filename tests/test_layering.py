@@ -71,7 +71,7 @@ NO_TORCH = [
     ),
     "engine/parent.py",
     "engine/contracts/control.py",
-    *("engine/adapters/book.py", "engine/contracts/adapters.py"),
+    *("engine/adapters/registry.py", "engine/contracts/adapters.py"),
     "engine/contracts/scoring.py",
     "engine/contracts/weights.py",
     "engine/audit/drawn.py",

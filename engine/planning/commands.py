@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from msgspec import structs
 
-from engine.adapters.book import AdapterBook
+from engine.adapters.registry import AdapterRegistry
 from engine.contracts.control import (
     MEMORY_PARTS,
     AbortRequests,
@@ -50,7 +50,7 @@ class HeldEngine(Protocol):
     """What commands ask of the engine; see `engine.engine.Engine`."""
 
     @property
-    def adapters(self) -> AdapterBook | None: ...
+    def adapters(self) -> AdapterRegistry | None: ...
 
     @property
     def num_ending(self) -> int: ...

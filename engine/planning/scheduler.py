@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.adapters.book import AdapterBook
+from engine.adapters.registry import AdapterRegistry
 from engine.arrays import Int32Array, Int64Array
 from engine.config import SchedulerConfig
 from engine.contracts.adapters import NO_SLOT
@@ -48,7 +48,7 @@ class Scheduler:
         drafting: DraftRules,
         pace: Pace,
         snapshots: RowSnapshots | None = None,
-        adapters: AdapterBook | None = None,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         """Make a scheduler without choices.
 

@@ -6,7 +6,7 @@ import heapq
 
 import numpy as np
 
-from engine.adapters.book import AdapterBook
+from engine.adapters.registry import AdapterRegistry
 from engine.config import SchedulerConfig
 from engine.memory.blocks import BlockPool
 from engine.plan import Admission
@@ -39,7 +39,7 @@ class WaitingChoices:
         prefixes: PrefixIndex,
         drafting: DraftRules,
         snapshots: RowSnapshots | None,
-        adapters: AdapterBook | None,
+        adapters: AdapterRegistry | None,
     ) -> None:
         self._config = config
         self._block_size = blocks.block_size

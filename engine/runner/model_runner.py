@@ -42,7 +42,7 @@ from engine.runner.prompt_logprobs import span_logprobs
 from engine.runner.scoring import issue_scoring
 from engine.runner.step import TokenStage
 from engine.runner.step_states import step_states
-from engine.weights.room import WeightRoom
+from engine.weights.commands import RankWeights
 from sampling.device.mirror import to_device
 from sampling.rows import SamplingRows
 
@@ -112,8 +112,8 @@ class ModelRunner:
         return self.adapters.of_loads(plan.adapter_loads) if self.adapters else ()
 
     def weights(self, command: AnyWeightCommand) -> WeightReply:
-        """Read or change weights, while no step is in flight; see `WeightRoom.run`."""
-        return self._weight_room.run(command)
+        """Read or change weights, while no step is in flight; see `RankWeights.run`."""
+        return self._rank_weights.run(command)
 
     def read_routes(self, slots: Int64Array) -> RouteArrays:
         """Wait for the experts of tokens, after all steps that were launched; see `Runner`."""
@@ -128,12 +128,12 @@ class ModelRunner:
         return RouteArrays(*routes.laid_out(arrays["ids"], arrays["weights"]))
 
     @cached_property
-    def _weight_room(self) -> WeightRoom:
+    def _rank_weights(self) -> RankWeights:
         stage, draft = self._stage, {}
         if stage.speculation is not None:
             draft = dict(stage.speculation.drafter.named_weights())
         exchange = self._sampling_rows.shard.exchange
-        return WeightRoom(stage.model.named_weights(), draft, self._rows.device, exchange)
+        return RankWeights(stage.model.named_weights(), draft, self._rows.device, exchange)
 
     def step_costs(self) -> StepCosts | None:
         """Measure what drafts cost; None where nothing is drafted or no step is captured."""

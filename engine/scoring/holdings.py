@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.adapters.book import AdapterBook
+from engine.adapters.registry import AdapterRegistry
 from engine.config import CacheConfig
 from engine.memory.blocks import BlockPool
 from engine.memory.snapshots import NO_SNAPSHOT, SnapshotPool
@@ -24,7 +24,7 @@ class ScoringHoldings:
         cache: CacheConfig,
         pool: BlockPool,
         snapshots: SnapshotPool | None,
-        adapters: AdapterBook | None,
+        adapters: AdapterRegistry | None,
     ) -> None:
         self.active: list[ScoringProgress] = []
         self.prefix_caching = cache.prefix_caching

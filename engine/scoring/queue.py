@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from engine.adapters.book import AdapterBook
+from engine.adapters.registry import AdapterRegistry
 from engine.arrays import Float32Array
 from engine.config import CacheConfig, SchedulerConfig
 from engine.contracts.adapters import AdapterVersion
@@ -74,7 +74,7 @@ class ScoringQueue:
         num_promised: Callable[[], int],
         report: Callable[[bytes, ItemScores], None],
         snapshots: SnapshotPool | None = None,
-        adapters: AdapterBook | None = None,
+        adapters: AdapterRegistry | None = None,
     ) -> None:
         self._max_tokens = config.step_tokens
         self._by_priority = config.policy == "priority"

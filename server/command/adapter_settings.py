@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from engine.config import MAX_ADAPTER_RANK, AdaptersConfig, ConfigError
 from server.command.values import Count, Several
-from server.schema.adapters import path_refusal
+from server.schema.adapter_path import path_refusal
 
 
 class AdapterSettings(BaseModel):

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from server.conversation.rendering import Message
+from server.conversation.template_rendering import Message
 from server.errors import bad_request
 from server.schema.base import shown
 from server.schema.messages import ChatMessage, ContentPart, ToolCall

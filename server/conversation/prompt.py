@@ -14,12 +14,12 @@ from server.conversation.messages import known_roles
 from server.conversation.parsing.reader import ReplyParsing
 from server.conversation.parsing.recognise import knows_tools
 from server.conversation.parsing.values import argument_types
-from server.conversation.rendering import Conversation
 from server.conversation.served import ServedChatModel
 from server.conversation.spec import ConversationSpec, ToolSpec
 from server.conversation.template import RenderedPrompt, check_variables
+from server.conversation.template_rendering import Conversation
 from server.conversation.tools import check_shown, check_tools
-from server.schema.checks import check_model
+from server.schema.model_name import check_model
 from server.structured.spec import Constraints
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from server.conversation.rendering import Message
+from server.conversation.template_rendering import Message
 from server.errors import ClientNames, bad_request
 from server.generation.spec import Truncation
 from server.response_store.records import GeneratedRun

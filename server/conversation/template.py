@@ -15,7 +15,8 @@ import numpy as np
 
 from engine.arrays import Int32Array
 from server.conversation.parsing.learning.learn import Formats, formats_by_name
-from server.conversation.rendering import (
+from server.conversation.replay import replayed_ids
+from server.conversation.template_rendering import (
     MAX_CHARS,
     Conversation,
     Message,
@@ -25,12 +26,10 @@ from server.conversation.rendering import (
     make_ready,
     render,
 )
-from server.conversation.replay import replayed_ids
-from server.errors import ApiError, bad_request
+from server.errors import ApiError, bad_request, too_long
 from server.generation.spec import Truncation
 from server.response_store.records import GeneratedRun
 from server.schema.base import shown
-from server.schema.checks import too_long
 from server.schema.messages import ROLES
 from server.text.tokenizer import Tokenizer
 from server.work.bounded import BoundedThread

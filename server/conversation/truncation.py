@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from server.conversation.prompt import ConversationPrompt, conversation_prompt
-from server.conversation.rendering import Message
 from server.conversation.served import ServedChatModel
 from server.conversation.spec import ConversationSpec
-from server.errors import ApiError
-from server.schema.checks import TOO_LONG, too_long
+from server.conversation.template_rendering import Message
+from server.errors import TOO_LONG, ApiError, too_long
 
 _SHARE = 8
 """Of the context so many parts, less one, may be the prompt where no limit of the reply is asked

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 
 from server.context import Context
-from server.endpoints.scored import run_scoring
+from server.endpoints.run_scoring import run_scoring
 from server.errors import ApiError, bad_request
 from server.http.account import GenerationReport, account_of
 from server.http.disconnect import CancelOnDisconnect

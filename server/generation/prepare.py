@@ -9,13 +9,14 @@ import msgspec
 
 from engine.request import Grammar
 from server.errors import bad_request
-from server.generation.bounds import check_num_allowed_ids, check_num_choices, check_reply_size
 from server.generation.masks import check_masks
 from server.generation.params import INLINE_IDS
 from server.generation.prompts import Prompt, prepare_prompts
 from server.generation.served import ServedModel
+from server.generation.size_limits import check_num_allowed_ids, check_num_choices, check_reply_size
 from server.generation.spec import GenerationSpec
-from server.schema.checks import adapter_of, check_priority
+from server.schema.model_name import adapter_of
+from server.schema.priority import check_priority
 from server.structured.spec import CheckedGrammar
 
 NON_STREAM_INTERVAL, STOP_STRING_INTERVAL = 32, 4

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 
 from engine.arrays import Int32Array
-from server.errors import ClientNames
+from server.errors import too_long
+from server.generation.max_tokens import fitting_max_tokens
 from server.generation.served import ServedModel
 from server.generation.spec import GenerationSpec
-from server.schema.checks import TOO_LONG, too_long
 from server.schema.ids import check_vocab
 from server.text.tokenizer import INLINE_CHARS, TEXT_CHARS
 
@@ -58,19 +58,8 @@ async def prepare_prompts(spec: GenerationSpec, served: ServedModel) -> list[Pro
     prompts = []
     for i, token_ids in enumerate(encoded):
         check_vocab(names["prompts"], token_ids, served.info.vocab_size)
-        max_tokens = _fitting(spec.max_tokens, len(token_ids), limit, names, spec.fits_context)
+        max_tokens = fitting_max_tokens(
+            spec.max_tokens, len(token_ids), limit, names, spec.fits_context
+        )
         prompts.append(Prompt(token_ids, texts[i] if texts else None, max_tokens))
     return prompts
-
-
-def _fitting(
-    max_tokens: int, prompt_len: int, limit: int, names: ClientNames, fits_context: bool
-) -> int:
-    """The limit of a choice after a prompt, in a context of `limit` tokens."""
-    room = limit - prompt_len
-    if room < 0 or (room == 0 and max_tokens > 0):
-        raise too_long(names["prompts"], str(prompt_len), limit)
-    if max_tokens > room and not fits_context:
-        words = f"must be at most {room} after a prompt of {prompt_len} tokens in a context of "
-        raise names.refuse("max_tokens", f"{words}{limit}, got {max_tokens}", TOO_LONG)
-    return min(max_tokens, room)

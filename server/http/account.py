@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from engine.stats import DraftStats
 from sampling.params import SamplingParams
-from server.http.memory import Lease
+from server.http.body_memory import Lease
 
 _KEY = "tailrace.account"
 
@@ -120,3 +120,10 @@ def header(scope: Scope, name: bytes) -> str | None:
             text: str = value.decode("latin-1")
             return text
     return None
+
+
+def route_path(scope: Scope) -> str:
+    """The path of the request without the prefix of `--root-path`."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path.removeprefix(root) if path.startswith(f"{root}/") else path

@@ -1,9 +1,9 @@
 """Reading a request's body: bounded in size, and never long on the event loop.
 
 Parsing JSON holds Python's lock from end to end, so a thread would not help: a body above
-`INLINE_BYTES`, or of many objects, is parsed and checked in another process (`server.http.large`),
-from which ids come back as arrays. Bodies above it wait until there is memory for them; their
-clients wait to send them.
+`INLINE_BYTES`, or of many objects, is parsed and checked in another process
+(`server.http.large_bodies`), from which ids come back as arrays. Bodies above it wait until there
+is memory for them; their clients wait to send them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from starlette.types import Receive, Scope
 
 from server.errors import ApiError
 from server.http.account import account_of, header
+from server.http.body_memory import BodyMemory
 from server.http.content import MAX_RATIO, check_content_type, content_encoding, decompress
 from server.http.disconnect import ClientGoneError
-from server.http.large import PARSE_S, decode_large
-from server.http.memory import BodyMemory
+from server.http.large_bodies import PARSE_S, decode_large
 from server.schema.base import Body
 from server.schema.foreign import decode_adopted
 from server.work.processes import CallEndedError, ProcessPool

@@ -15,8 +15,8 @@ import orjson
 
 from server.conversation.parsing.format import ReasoningFormat
 from server.conversation.parsing.parsers import Parsers
-from server.conversation.rendering import Conversation, Message
 from server.conversation.template import ChatTemplate, check_variables
+from server.conversation.template_rendering import Conversation, Message
 from server.errors import ApiError, bad_request
 
 NO_THOUGHTS: Mapping[str, Any] = {"enable_thinking": False, "thinking": False}

@@ -11,7 +11,7 @@ import msgspec
 
 from engine.contracts.info import EngineInfo
 from server.errors import ApiError, bad_request
-from server.structured.process import check, make_ready
+from server.structured.check_process import check, make_ready
 from server.structured.spec import CheckedGrammar, GrammarSpec, TokenTable
 from server.text.tokenizer import Tokenizer
 from server.work.processes import CallEndedError, Preparation, ProcessPool

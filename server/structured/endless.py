@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from server.structured.json_schema import Node, Path, all_schemas
 from server.structured.references import target
+from server.structured.subschemas import Node, Path, all_schemas
 
 _REF = "$ref"
 

@@ -9,9 +9,9 @@ import itertools
 import math
 from typing import Any
 
-from server.structured.json_schema import Node, all_schemas, found_at, replaced
 from server.structured.negation import Negation
 from server.structured.references import target
+from server.structured.subschemas import Node, all_schemas, found_at, replaced
 from server.structured.unequal import TYPES, in_pattern
 
 MAX_BRANCHES = 70

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from server.structured.json_schema import Node
 from server.structured.negation import REMARKS
 from server.structured.references import target
+from server.structured.subschemas import Node
 from server.structured.unequal import type_of
 
 _OF_OTHERS = frozenset(

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import orjson
 
-from server.structured.json_schema import Node, with_options
 from server.structured.lark import choice, json_value, lark_of, regex
 from server.structured.spec import GrammarSpec
 from server.structured.structural_tags import TagWriter
+from server.structured.subschemas import Node, with_options
 
 _OWN_TOKENS = '%llguidance {"no_forcing": true}'
 """All tokens may come that the grammar's texts begin with. By default llguidance allows a single

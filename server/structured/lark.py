@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
 from server.errors import bad_request
-from server.structured.json_schema import with_options
+from server.structured.subschemas import with_options
 
 FREE_TEXT = r"/(.|\n)*/"
 """Any text."""

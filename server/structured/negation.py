@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from server.structured.json_schema import Node
 from server.structured.references import target
+from server.structured.subschemas import Node
 from server.structured.unequal import TYPES, unequal
 
 REMARKS = frozenset(

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from server.structured.fit import fits
-from server.structured.json_schema import Node, Path, all_schemas, found_at, replaced
 from server.structured.negation import Negation
 from server.structured.references import target
+from server.structured.subschemas import Node, Path, all_schemas, found_at, replaced
 
 MAX_BRANCHES = 64
 """Of one `oneOf`: with more ways to leave properties out it stays as it is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.structured.json_schema import Node
+from server.structured.subschemas import Node
 
 
 def target(schema: Node, reference: str) -> Any:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from server.errors import ApiError, bad_request
 from server.structured.expressed import expressed
-from server.structured.json_schema import (
+from server.structured.one_of import exclusive, overlapping
+from server.structured.subschemas import (
     Node,
     Path,
     all_schemas,
@@ -23,7 +24,6 @@ from server.structured.json_schema import (
     path_in,
     replaced,
 )
-from server.structured.one_of import exclusive, overlapping
 
 Try = Callable[[Node], str | None]
 """What is wrong with a schema by itself, in llguidance's words; None where nothing is."""

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from server.conversation.parsing.recognise import knows_tools
-from server.conversation.rendering import Conversation, Rendering, learn_formats
+from server.conversation.template_rendering import Conversation, Rendering, learn_formats
 
 SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
 ENDS = ("<|eom_id|>", "<|eot_id|>", "<|im_end|>", "<|end_of_text|>", "<eos>")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from server.errors import ApiError
-from server.structured.json_schema import all_schemas
+from server.structured.subschemas import all_schemas
 from tests.server.structured.checks import checked, matches
 
 LIMIT_S = 10.0

@@ -28,7 +28,7 @@ ENGINE = (
         "engine/models/formats/reader.py",
         "            product.refresh(whole)",
         "            pass",
-        ("tests/engine/models/formats/test_notes.py::test_every_format_is_rewritten[awq]",),
+        ("tests/engine/models/formats/test_held_modules.py::test_every_format_is_rewritten[awq]",),
     ),
     Mutant(
         "a-stored-zero-point-of-15-is-16",

@@ -88,15 +88,15 @@ SERVER = (
         "server/http/lifecycle.py",
         "if self._num_inside == 0:",
         "if self._num_inside <= 1:",
-        ("tests/server/http/test_middleware.py::TestDraining::test_waits_for_the_last_request",),
+        ("tests/server/http/test_outcomes.py::TestDraining::test_waits_for_the_last_request",),
     ),
     Mutant(
         "outcome-counted-twice-when-cancelled",
-        "server/http/middleware.py",
+        "server/http/outcomes.py",
         'account.outcome = "abort"',
         'self._metrics.outcomes["abort"].inc(); account.outcome = "abort"',
         (
-            "tests/server/http/test_middleware.py::TestAccounts::test_a_request_that_is_cancelled_counts_once",
+            "tests/server/http/test_outcomes.py::TestAccounts::test_a_request_that_is_cancelled_counts_once",
         ),
     ),
     Mutant(

@@ -13,8 +13,8 @@ from engine.kernels.linear import LaidOut, Linear
 from engine.memory.routes import ExpertRoutes
 from engine.models.formats.adapted import AdaptedProduct
 from engine.models.formats.expert_stack import ExpertStack
+from engine.models.formats.held_modules import HeldModule, WeightNotes, outputs_of
 from engine.models.formats.modules import ModuleShape, PlainModules, RoundedModules
-from engine.models.formats.notes import HeldModule, WeightNotes, outputs_of
 from engine.models.formats.part import Part, WeightProduct
 from engine.models.formats.quantized_modules import QuantizedModules
 from engine.models.formats.scheme import Quantization

@@ -20,11 +20,11 @@ from server.endpoints.adapters.schema import (
     UnloadAdapterRequest,
     UnloadBody,
 )
+from server.endpoints.engine_commands import steer
 from server.endpoints.plain import PlainRoute
-from server.endpoints.steer import steer
 from server.errors import ApiError, bad_request, json_response
-from server.schema.adapters import path_refusal
-from server.schema.checks import check_model
+from server.schema.adapter_path import path_refusal
+from server.schema.model_name import check_model
 from server.schema.openapi import as_text, steers
 
 router = APIRouter(tags=["adapters"], route_class=PlainRoute)

@@ -9,7 +9,7 @@ from server.generation.params import sampling_params
 from server.generation.served import ServedModel
 from server.generation.spec import GenerationSpec, Prompts
 from server.generation.truncation import wanted_truncation
-from server.schema.checks import check_model
+from server.schema.model_name import check_model
 from server.structured.spec import Constraints
 from server.structured.wanted import wanted_grammar
 from server.text.fill_in import fill_in_markers

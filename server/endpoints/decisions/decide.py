@@ -26,7 +26,7 @@ from server.endpoints.decisions.spec import (
 )
 from server.endpoints.decisions.thoughts import Thoughts, think
 from server.endpoints.decisions.wording import WORDING, Wording
-from server.endpoints.scored import run_scoring
+from server.endpoints.run_scoring import run_scoring
 from server.http.account import DecisionCounts, GenerationReport, account_of
 from server.http.disconnect import CancelOnDisconnect
 from server.scoring.frames import ReplyFrame

@@ -16,7 +16,7 @@ from server.endpoints.decisions.schema import (
 from server.endpoints.decisions.spec import Reading
 from server.endpoints.decisions.state import text_of
 from server.errors import bad_request
-from server.schema.checks import check_priority
+from server.schema.priority import check_priority
 
 PREDICATE = (Option(YES), Option(NO))
 _EXPLICIT = "explicit"

@@ -16,7 +16,7 @@ from server.endpoints.decisions.schema import DecisionsRequest
 from server.endpoints.decisions.state import state_of
 from server.endpoints.plain import PlainRoute
 from server.http.reply import json_reply
-from server.schema.checks import check_model
+from server.schema.model_name import check_model
 from server.schema.openapi import describes
 
 router = APIRouter(tags=["decisions"], route_class=PlainRoute)

@@ -16,13 +16,13 @@ from engine.arrays import Float32Array, Int32Array
 from server.context import Context, context_of
 from server.endpoints.embeddings.schema import EmbeddingsReply, EmbeddingsRequest
 from server.endpoints.plain import PlainRoute
-from server.endpoints.scored import run_scoring
-from server.errors import bad_request
+from server.endpoints.run_scoring import run_scoring
+from server.errors import bad_request, too_long
 from server.http.account import GenerationReport, account_of, reply_id
 from server.http.disconnect import CancelOnDisconnect
 from server.http.reply import json_reply
-from server.schema.checks import check_model, too_long
 from server.schema.ids import check_vocab
+from server.schema.model_name import check_model
 from server.schema.openapi import describes
 from server.scoring.pooling import EmbeddingPrompts, pooled
 from server.text.tokenizer import INLINE_CHARS, TEXT_CHARS

@@ -19,7 +19,7 @@ from server.generation.routes import routes_params
 from server.generation.served import ServedModel
 from server.generation.spec import GenerationSpec
 from server.generation.support import with_support
-from server.schema.checks import check_model
+from server.schema.model_name import check_model
 from server.structured.spec import Constraints
 from server.structured.wanted import wanted_grammar
 

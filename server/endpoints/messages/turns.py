@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from server.conversation.messages import template_call
-from server.conversation.rendering import Message
+from server.conversation.template_rendering import Message
 from server.endpoints.messages.schema import Block, TextBlock, Turn
 from server.errors import bad_request
 from server.schema.base import shown

@@ -13,7 +13,7 @@ from server.context import Context, context_of
 from server.endpoints.models.reply_schema import ModelCard, ModelList
 from server.endpoints.plain import PlainRoute
 from server.errors import json_response
-from server.schema.checks import check_model
+from server.schema.model_name import check_model
 from server.schema.openapi import path_parameter, replies
 
 router = APIRouter(tags=["models"], route_class=PlainRoute)

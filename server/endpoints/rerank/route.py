@@ -14,7 +14,7 @@ from server.endpoints.rerank.replies import rerank_reply, sglang_reply, tei_repl
 from server.endpoints.rerank.schema import RerankReply, RerankRequest
 from server.http.account import reply_id
 from server.http.reply import json_reply
-from server.schema.checks import check_model
+from server.schema.model_name import check_model
 from server.schema.openapi import describes
 from server.scoring.rerankers import Pair
 

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from server.conversation.messages import template_call
-from server.conversation.rendering import Message
+from server.conversation.template_rendering import Message
 from server.endpoints.responses.custom import as_arguments
 from server.endpoints.responses.items_schema import HOSTED, OUTPUTS, InputItem, ItemPart
 from server.endpoints.responses.thoughts import unwrapped

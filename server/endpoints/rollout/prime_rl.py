@@ -11,11 +11,11 @@ from starlette.responses import Response
 
 from engine.contracts.weights import InitGroup
 from server.context import context_of
+from server.endpoints.engine_commands import run_weights
 from server.endpoints.plain import PlainRoute
 from server.endpoints.rollout.reply_schema import OkReply
 from server.endpoints.rollout.trainer_schema import MAX_FORMING_S, BroadcasterBody
 from server.endpoints.rollout.weights import DESCRIBED_GROUP
-from server.endpoints.steer import run_weights
 from server.errors import json_response
 from server.schema.openapi import steers
 

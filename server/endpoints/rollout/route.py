@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from engine.contracts.control import AbortRequests, FlushPrefixes, Pause, Resume
 from server.context import context_of
+from server.endpoints.engine_commands import steer
 from server.endpoints.plain import PlainRoute
 from server.endpoints.rollout.reply_schema import (
     AbortedReply,
@@ -24,7 +25,6 @@ from server.endpoints.rollout.schema import (
     ResetQuery,
     WorldSizeQuery,
 )
-from server.endpoints.steer import steer
 from server.errors import ApiError, json_response
 from server.schema.openapi import queries, replies, steers
 from server.schema.query import read_query

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from engine.contracts.control import MEMORY_PARTS, AnyCommand, RunWeights, Sleep, WakeUp
 from engine.contracts.weights import BeginUpdate, FinishUpdate, IpcSource, ReceiveTensors
 from server.context import context_of
+from server.endpoints.engine_commands import steer
 from server.endpoints.plain import PlainRoute
 from server.endpoints.rollout.reply_schema import RpcReply
 from server.endpoints.rollout.trainer_schema import (
@@ -23,7 +24,6 @@ from server.endpoints.rollout.trainer_schema import (
     WakeArguments,
 )
 from server.endpoints.rollout.weights import source_of
-from server.endpoints.steer import steer
 from server.errors import bad_request, json_response
 from server.schema.base import InnerModel, validate
 from server.schema.openapi import steers

@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from engine.contracts.control import MEMORY_PARTS, MemoryPart, Pause, Sleep, WakeUp
 from server.context import context_of
+from server.endpoints.engine_commands import steer
 from server.endpoints.plain import PlainRoute
 from server.endpoints.rollout.reply_schema import AwakeReply, IsSleepingReply, SleepingReply
 from server.endpoints.rollout.schema import SleepQuery, WakeQuery
-from server.endpoints.steer import steer
 from server.errors import json_response
 from server.schema.openapi import queries, replies
 from server.schema.query import read_query

@@ -26,6 +26,7 @@ from engine.contracts.weights import (
     WeightTarget,
 )
 from server.context import context_of
+from server.endpoints.engine_commands import checksums, list_weights, run_weights, update_weights
 from server.endpoints.plain import PlainRoute
 from server.endpoints.rollout.reply_schema import (
     ChecksumsReply,
@@ -45,7 +46,6 @@ from server.endpoints.rollout.weight_schema import (
     VersionBody,
     WeightsQuery,
 )
-from server.endpoints.steer import checksums, list_weights, run_weights, update_weights
 from server.errors import bad_request, json_response
 from server.schema.base import validate
 from server.schema.openapi import queries, replies, steers

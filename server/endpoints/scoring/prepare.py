@@ -14,8 +14,9 @@ from engine.contracts.info import EngineInfo
 from server.endpoints.scoring.schema import ScoringFields
 from server.errors import ApiError, bad_request
 from server.generation.served import ServedModel
-from server.schema.checks import check_model, check_priority
 from server.schema.ids import IdLists, check_vocab
+from server.schema.model_name import check_model
+from server.schema.priority import check_priority
 from server.scoring.labels import Label, LabelError, LabelTree
 from server.scoring.spec import ScoringSpec
 from server.text.tokenizer import INLINE_CHARS, TEXT_CHARS, Tokenizer

@@ -14,7 +14,7 @@ from engine.request import ItemScores
 from server.context import context_of
 from server.endpoints.plain import PlainRoute
 from server.endpoints.ranking import rank
-from server.endpoints.scored import run_scoring
+from server.endpoints.run_scoring import run_scoring
 from server.endpoints.scoring.prepare import PreparedScoring, prepare_scoring
 from server.endpoints.scoring.replies import (
     generative_scoring_reply,
@@ -32,7 +32,7 @@ from server.endpoints.scoring.schema import (
 from server.http.account import GenerationReport, account_of, reply_id
 from server.http.disconnect import CancelOnDisconnect
 from server.http.reply import json_reply
-from server.schema.checks import check_model
+from server.schema.model_name import check_model
 from server.schema.openapi import describes
 from server.scoring.rerankers import Pair, relevance
 

@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from engine.contracts.control import AbortRequests, FlushPrefixes, Pause, Resume
 from server.context import context_of
+from server.endpoints.engine_commands import steer
 from server.endpoints.plain import PlainRoute
 from server.endpoints.sglang.reply_schema import StatusMessageReply
 from server.endpoints.sglang.schema import (
@@ -19,7 +20,6 @@ from server.endpoints.sglang.schema import (
     FlushQuery,
     PauseGenerationBody,
 )
-from server.endpoints.steer import steer
 from server.errors import ApiError, bad_request, json_response
 from server.schema.openapi import as_text, queries, steers, without_content
 from server.schema.query import read_query

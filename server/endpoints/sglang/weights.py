@@ -26,6 +26,7 @@ from engine.contracts.weights import (
     WeightValues,
 )
 from server.context import Context, context_of
+from server.endpoints.engine_commands import checksums, run_weights, steer, update_weights
 from server.endpoints.plain import PlainRoute
 from server.endpoints.sglang.reply_schema import (
     ModelInfoReply,
@@ -47,7 +48,6 @@ from server.endpoints.sglang.weight_schema import (
     Selector,
     WeightsCheckerBody,
 )
-from server.endpoints.steer import checksums, run_weights, steer, update_weights
 from server.errors import ApiError, bad_request, json_response
 from server.http.account import account_of
 from server.schema.base import BodyModel

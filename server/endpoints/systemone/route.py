@@ -21,7 +21,7 @@ from server.endpoints.systemone.schema import PermuteRequest, SeparateRequest, S
 from server.errors import bad_request
 from server.http.reply import json_reply
 from server.schema.base import BodyModel, shown
-from server.schema.checks import check_model
+from server.schema.model_name import check_model
 from server.schema.openapi import describes
 
 router = APIRouter(tags=["decisions"], route_class=PlainRoute)

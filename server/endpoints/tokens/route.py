@@ -19,8 +19,8 @@ from server.endpoints.tokens.reply_schema import DetokenizeReply, TokenizeReply
 from server.endpoints.tokens.schema import DetokenizeRequest, TokenizeRequest
 from server.errors import ClientNames, bad_request, json_response
 from server.http.reply import json_reply
-from server.schema.checks import check_model
 from server.schema.ids import check_vocab
+from server.schema.model_name import check_model
 from server.schema.openapi import describes, replies
 from server.text.tokenizer import INLINE_CHARS
 

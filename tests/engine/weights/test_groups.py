@@ -22,8 +22,8 @@ from engine.contracts.weights import (
     ReceiveTensors,
     WeightUpdateError,
 )
+from engine.weights.commands import RankWeights
 from engine.weights.groups import buffers
-from engine.weights.room import WeightRoom
 from tests.engine.models.rewriting import (
     Tensors,
     assert_holds,
@@ -33,7 +33,7 @@ from tests.engine.models.rewriting import (
 )
 from tests.engine.models.serving import load, write_tiny
 from tests.engine.models.test_decoder import MODELS
-from tests.engine.weights.test_room import given, room_of, update
+from tests.engine.weights.test_commands import given, room_of, update
 from tests.engine.weights.trainer import BUFFER_BYTES
 
 ROOT = Path(__file__).parents[3]
@@ -142,7 +142,7 @@ def test_a_rank_outside_its_group(offset: int, size: int, tmp_path: Path) -> Non
     assert_unknown(room)
 
 
-def assert_unknown(room: WeightRoom) -> None:
+def assert_unknown(room: RankWeights) -> None:
     """Assert that there is no group, and that the room goes on."""
     room.run(BeginUpdate())
     for command in (EndGroup(name=NAME), ReceiveTensors(source=source_of({}, "alone"))):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.contracts.weights import BeginUpdate, FinishUpdate, IpcSource, ReceiveTensors
-from engine.weights.room import WeightRoom
+from engine.weights.commands import RankWeights
 from sampling.device.ranks import LoneRank
 from tests.engine.models.rewriting import Tensors, stored_tensors, text_logits, write_other
 from tests.engine.models.serving import load, write_tiny
@@ -42,7 +42,7 @@ def test_tensors_of_another_process(tmp_path: Path) -> None:
     write_tiny(MODELS["qwen3"], tmp_path / "old")
     write_other(tmp_path / "old", tmp_path / "new")
     model = load(tmp_path / "old", on="cuda")
-    room = WeightRoom(model.named_weights(), {}, model.device, LoneRank())
+    room = RankWeights(model.named_weights(), {}, model.device, LoneRank())
     with shared(tmp_path / "new", stored_tensors(tmp_path / "new")) as source:
         room.run(BeginUpdate(check=True))
         room.run(ReceiveTensors(source=source))

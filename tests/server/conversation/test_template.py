@@ -15,8 +15,8 @@ from transformers import AutoTokenizer
 
 from demo import MODEL_FOLDER
 from server.conversation.messages import known_roles, template_messages
-from server.conversation.rendering import Conversation, is_large, make_ready
 from server.conversation.template import LARGE, LONG_CHARS, ChatTemplate
+from server.conversation.template_rendering import Conversation, is_large, make_ready
 from server.errors import ApiError
 from server.schema.messages import ChatMessage
 from server.text.tokenizer import FastTokenizer

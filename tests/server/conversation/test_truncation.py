@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.conversation.rendering import Message
 from server.conversation.spec import ConversationSpec
+from server.conversation.template_rendering import Message
 from server.conversation.truncation import fitting_prompt, shortened
 from server.errors import ApiError, ClientNames
 from tests.fakes import FakeEngine

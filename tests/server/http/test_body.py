@@ -18,9 +18,9 @@ import pytest
 from server.endpoints.completions.schema import CompletionRequest
 from server.errors import ApiError
 from server.http.body import INLINE_BYTES
+from server.http.body_memory import BodyMemory, Lease
 from server.http.content import FORM, decompress
-from server.http.large import _num_separators, decode_large
-from server.http.memory import BodyMemory, Lease
+from server.http.large_bodies import _num_separators, decode_large
 from tests.fakes import FakeEngine
 from tests.server.conftest import Site, error_of, in_process, on_a_port
 from tests.server.slowness import slowness

@@ -8,8 +8,8 @@ import pytest
 
 from demo import MODEL_FOLDER
 from server.conversation.parsing.parsers import Parsers
-from server.conversation.rendering import make_ready
 from server.conversation.template import ChatTemplate
+from server.conversation.template_rendering import make_ready
 from server.errors import ApiError
 from server.scoring.frames import ReplyFrame, ReplyFrames
 from server.text.tokenizer import Tokenizer, load_tokenizer

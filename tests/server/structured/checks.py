@@ -6,7 +6,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from server.structured.check import GrammarCheck
+from server.structured.llguidance_check import GrammarCheck
 from server.structured.spec import CheckedGrammar, GrammarKind, GrammarSpec, TokenTable
 from tests.fakes import BOS, EOS, SPECIAL, byte_backend, byte_tokenizer
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from demo import MODEL_FOLDER
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.runner.graphs.captured_needs import COMMON_NEEDS, covers, ladder
+from engine.runner.graphs.captured_batches import COMMON_NEEDS, covers, ladder
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams
 from sampling.rows import PENALIZED, PROCESSED, RANDOM, SamplingNeeds

@@ -11,7 +11,7 @@ from server.endpoints.decisions.question import MAX_CHOICES, MAX_QUESTIONS
 from server.endpoints.decisions.schema import DecisionsRequest
 from server.endpoints.systemone.schema import SeparateRequest, SystemOneRequest
 from server.errors import ApiError
-from server.http.large import decode_large
+from server.http.large_bodies import decode_large
 
 
 def openai_body(num_questions: int) -> dict[str, Any]:

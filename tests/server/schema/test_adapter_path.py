@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from server.schema.adapters import path_refusal
+from server.schema.adapter_path import path_refusal
 
 
 def test_folders_outside_the_root_are_refused(tmp_path: Path) -> None:

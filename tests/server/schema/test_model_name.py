@@ -1,4 +1,4 @@
-"""Fields checked against what this server was told to serve."""
+"""Names of models and adapters: those that are served, and those that are not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from engine.contracts.adapters import NamedAdapter
 from engine.contracts.control import EngineState
 from server.config import ServerConfig
 from server.errors import ApiError
-from server.schema.checks import adapter_of, check_model, check_priority
+from server.schema.model_name import adapter_of, check_model
 
 CONFIG = ServerConfig(model_names=("m", "other"))
 STATE = EngineState(adapters=(NamedAdapter("sql", "/adapters/sql", 1, ""),))
@@ -25,12 +25,3 @@ def test_names_that_are_not(name: str) -> None:
     with pytest.raises(ApiError, match="served here: m, other, sql") as caught:
         check_model(name, CONFIG, STATE)
     assert (caught.value.status, caught.value.param) == (404, "model")
-
-
-def test_a_priority_needs_its_policy() -> None:
-    for priority in (None, 0):
-        check_priority(priority, CONFIG)
-    with pytest.raises(ApiError, match="got -1") as caught:
-        check_priority(-1, CONFIG)
-    assert (caught.value.status, caught.value.param) == (400, "priority")
-    check_priority(-1, ServerConfig(model_names=("m",), priority_scheduling=True))

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from server.errors import ApiError
-from server.http import memory as module
-from server.http.memory import BodyMemory, Lease
+from server.http import body_memory as module
+from server.http.body_memory import BodyMemory, Lease
 
 
 async def waiting(memory: BodyMemory, num_bytes: int) -> asyncio.Task[Lease]:

@@ -11,13 +11,13 @@ from engine.structured.limits import is_over_limit, parser_limits
 from server.errors import ApiError, bad_request
 from server.structured.endless import endless_reference
 from server.structured.grammar_source import checked_schema, schema_source, source_of
-from server.structured.json_schema import Node, path_in
 from server.structured.refusals import (
     refusal,
     shortened,
     without_refused,
 )
 from server.structured.spec import COMPACT, WHITESPACE, CheckedGrammar, GrammarSpec, TokenTable
+from server.structured.subschemas import Node, path_in
 
 _NO_TEXT = "NoExtension"
 """How llguidance calls a grammar that nothing can be added to."""

@@ -12,7 +12,7 @@ from engine.request import Finish, ItemScores, ScoringRequest
 from engine.submission import EngineDeadError
 from server.context import Context
 from server.http.failures import failed_request, lost_engine
-from server.schema.checks import adapter_of
+from server.schema.model_name import adapter_of
 
 
 async def run_scoring(

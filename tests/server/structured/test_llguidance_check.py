@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from server.errors import ApiError
-from server.structured.check import GrammarCheck
+from server.structured.llguidance_check import GrammarCheck
 from server.structured.spec import COMPACT, CheckedGrammar, GrammarKind, GrammarSpec, TokenTable
 from tests.fakes import EOS, SPECIAL
 from tests.server.structured.checks import TOKENS, checked, matches
@@ -104,7 +104,7 @@ class TestOtherKinds:
         """Also where the whole text is known: which of its tokens comes, the model says."""
         from llguidance import LLMatcher, LLTokenizer
 
-        from server.structured.check import _Tokens
+        from server.structured.llguidance_check import _Tokens
         from server.structured.spec import TokenTable
 
         words = [b"ab", b"abc", b'"a', b'{"']

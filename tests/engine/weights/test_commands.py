@@ -28,7 +28,7 @@ from engine.contracts.weights import (
     WeightValues,
 )
 from engine.models.loader import load_model
-from engine.weights.room import WeightRoom
+from engine.weights.commands import RankWeights
 from sampling.device.ranks import LoneRank, RankExchange
 from tests.engine.models.families.test_shards import MODELS as DIVIDED
 from tests.engine.models.rewriting import (
@@ -45,8 +45,8 @@ from tests.sampling.ranks import on_ranks
 CPU = torch.device("cpu")
 
 
-def room_of(model: CausalLM, exchange: RankExchange | None = None) -> WeightRoom:
-    return WeightRoom(model.named_weights(), {}, CPU, exchange or LoneRank())
+def room_of(model: CausalLM, exchange: RankExchange | None = None) -> RankWeights:
+    return RankWeights(model.named_weights(), {}, CPU, exchange or LoneRank())
 
 
 def given(tensors: Tensors) -> ReceiveTensors:
@@ -65,7 +65,7 @@ def given(tensors: Tensors) -> ReceiveTensors:
     )
 
 
-def update(room: WeightRoom, *received: ReceiveTensors, check: bool = False) -> UpdateReport:
+def update(room: RankWeights, *received: ReceiveTensors, check: bool = False) -> UpdateReport:
     room.run(BeginUpdate(check=check))
     for command in received:
         room.run(command)

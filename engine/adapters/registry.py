@@ -28,7 +28,7 @@ from engine.rows import Choice
 from engine.stats import AdapterStats
 
 
-class AdapterBook:
+class AdapterRegistry:
     """The adapters of an engine."""
 
     def __init__(self, config: AdaptersConfig, reader: AdapterReader) -> None:

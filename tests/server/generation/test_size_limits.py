@@ -10,12 +10,12 @@ import pytest
 from engine.request import PromptLogprobsParams
 from server.config import ServerConfig
 from server.errors import ApiError
-from server.generation.bounds import (
+from server.generation.prompts import Prompt
+from server.generation.size_limits import (
     check_num_allowed_ids,
     check_num_choices,
     check_reply_size,
 )
-from server.generation.prompts import Prompt
 from server.schema.fields import MAX_ALLOWED_IDS
 from tests.server.conftest import in_process
 from tests.server.generation.pieces import form, spec

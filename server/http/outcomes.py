@@ -1,13 +1,11 @@
-"""The middleware of every request, as plain ASGI: accounts outside, the gate inside.
+"""The outer middleware of every request: it counts, times and logs each with its one outcome.
 
-Nothing here wraps `receive`, so a disconnect reaches whoever waits for it.
+It is plain ASGI, and `receive` is not wrapped, so a disconnect reaches whoever waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import secrets
 import time
@@ -15,12 +13,10 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ApiError, shutting_down, too_many_connections
+from server.errors import ApiError
 from server.http.access_log import AccessLog
-from server.http.account import RequestAccount, account_of, attach, header
-from server.http.connections import ConnectionPool
+from server.http.account import RequestAccount, attach, header, route_path
 from server.http.lifecycle import Lifecycle
-from server.http.origins import Origins
 from server.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -47,11 +43,6 @@ _BELOW_V1 = frozenset(
 """Paths that are served without their `/v1` too, for clients whose base address has none."""
 _TOPS_BELOW_V1 = ("/responses/",)
 """The beginning of others."""
-_ALWAYS_OPEN = frozenset({"/health", "/ready", "/ping"})
-_NO_KEY = _ALWAYS_OPEN | {"/", "/docs", "/openapi.json"}
-_NO_KEY_BELOW = ("/docs/", "/page/")
-"""Paths that need no key, and the beginning of others."""
-_OPEN_WHILE_DRAINING = _ALWAYS_OPEN | {"/metrics", "/version"}
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
 _MAX_ID_CHARS = 256
 
@@ -152,55 +143,6 @@ def _check_request_id(account: RequestAccount) -> None:
     raise ApiError(400, f"X-Request-Id must {words}")
 
 
-class Gate:
-    """Lets in requests that may use the server, while it can take them.
-
-    They need a key (where there are keys), a known host and no foreign origin. While the server
-    shuts down, or has run out of connections, only health checks pass.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        lifecycle: Lifecycle,
-        connections: ConnectionPool,
-        origins: Origins,
-        api_keys: tuple[str, ...],
-        open_metrics: bool,
-    ) -> None:
-        self._app = app
-        self._lifecycle = lifecycle
-        self._connections = connections
-        self._origins = origins
-        self._owners = {key.encode(): hashlib.sha256(key.encode()).digest() for key in api_keys}
-        self._open = _NO_KEY | ({"/metrics"} if open_metrics else set())
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            path = route_path(scope)
-            self._origins.check(scope)
-            if self._owners and path not in self._open and not path.startswith(_NO_KEY_BELOW):
-                self._check_key(scope)
-            if self._lifecycle.draining and path not in _OPEN_WHILE_DRAINING:
-                raise shutting_down()
-            if self._connections.full and path not in _ALWAYS_OPEN:
-                raise too_many_connections()
-        await self._app(scope, receive, send)
-
-    def _check_key(self, scope: Scope) -> None:
-        kind, _, given = (header(scope, b"authorization") or "").partition(" ")
-        own = header(scope, b"x-api-key") or ""  # as Anthropic's clients send it
-        sent = [own.strip(), given.strip() if kind.lower() == "bearer" else ""]
-        raws = [key.encode("latin-1") for key in sent if key]
-        known = [key for raw in raws for key in self._owners if hmac.compare_digest(raw, key)]
-        if not known:
-            words = "a valid API key is needed: Authorization: Bearer KEY, or X-Api-Key: KEY"
-            headers = {"www-authenticate": "Bearer"}
-            raise ApiError(401, words, code="invalid_api_key", headers=headers)
-        account_of(scope).owner = self._owners[known[0]]
-
-
 def _own_path(scope: Scope) -> str:
     """The path as our routes have it: the prefix of `--root-path` once, and `/v1`.
 
@@ -212,13 +154,6 @@ def _own_path(scope: Scope) -> str:
         path = path.removeprefix(root)
     is_below_v1 = path in _BELOW_V1 or path.startswith(_TOPS_BELOW_V1)
     return f"{root}/v1{path}" if is_below_v1 else f"{root}{path}"
-
-
-def route_path(scope: Scope) -> str:
-    """The path of the request without the prefix of `--root-path`."""
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    return path.removeprefix(root) if path.startswith(f"{root}/") else path
 
 
 def _outcome(status: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from server.structured.check import GrammarCheck
+from server.structured.llguidance_check import GrammarCheck
 from server.structured.spec import CheckedGrammar, GrammarSpec, TokenTable
 
 _checks: list[GrammarCheck] = []

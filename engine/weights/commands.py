@@ -42,7 +42,7 @@ DRAFTING = re.compile(r"(model\.)?mtp\.")
 """The beginning of the names of heads that checkpoints have for drafts, which may not be loaded."""
 
 
-class WeightRoom:
+class RankWeights:
     """The weights of this rank. All ranks run the same commands in the same order.
 
     Args:

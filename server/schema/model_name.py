@@ -1,13 +1,10 @@
-"""Checks of fields that several routes share against what this server serves."""
+"""The name of a model or adapter that a request gives, checked against those served."""
 
 from __future__ import annotations
 
 from engine.contracts.control import EngineState
 from server.config import ServerConfig
-from server.errors import ApiError, bad_request
-
-TOO_LONG = "context_length_exceeded"
-"""The code of the refusal of a prompt that does not fit the context."""
+from server.errors import ApiError
 
 
 def check_model(name: str | None, config: ServerConfig, state: EngineState) -> str:
@@ -33,26 +30,3 @@ def adapter_of(name: str | None, config: ServerConfig) -> str:
     """
     is_base = name is None or name in config.model_names or config.any_model_name
     return "" if is_base or name is None else name
-
-
-def too_long(field: str, num_tokens: str, max_model_len: int) -> ApiError:
-    """The refusal of a prompt that does not fit the context.
-
-    Args:
-        num_tokens: how many it has, or at least has, in words.
-    """
-    return bad_request(
-        field,
-        f"{field} must leave room in the context of {max_model_len} tokens (--max-model-len), "
-        f"got {num_tokens} tokens",
-        TOO_LONG,
-    )
-
-
-def check_priority(priority: int | None, config: ServerConfig) -> None:
-    """Raise a 400 for a priority that the scheduling policy would ignore."""
-    if priority and not config.priority_scheduling:
-        raise bad_request(
-            "priority",
-            f"priority must be 0 without --scheduling-policy priority, got {priority}",
-        )
