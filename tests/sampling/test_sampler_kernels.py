@@ -54,6 +54,7 @@ WISHES: dict[str, list[dict[str, Any]]] = {
     "top-p": [{"top_p": 0.5}, {"top_p": 0.95}, {}],
     "all filters": [{"top_k": 50, "top_p": 0.95, "min_p": 0.01}, {"min_p": 0.2}],
     "wide filters": [{"top_k": 600, "top_p": 0.8, "temperature": 2.0}, {"min_p": 0.001}],
+    "only the top": [{"min_p": 1.0}, {"min_p": 1.0, "top_p": 0.9}, {"top_p": 1e-12}, {}],
     "edits": [EDITS, {}, {"allowed_token_ids": tuple(range(0, 100, 3))}],
     "edits and filters": [EDITS | {"top_p": 0.9}, {"top_k": 20, "temperature": 1e-8}],
     "raw logprobs": [{"logprobs": 5}, {"logprobs": 0, "logprob_token_ids": (1, 1, 8)}, {}],

@@ -83,6 +83,8 @@ ROWS = [
     SamplingParams(min_p=0.001, temperature=3.0),
     SamplingParams(min_p=0.001, top_p=0.9, temperature=3.0),
     SamplingParams(top_k=1),
+    SamplingParams(min_p=1.0),  # the floor is the maximum itself, which stays
+    SamplingParams(min_p=1.0, top_k=600, temperature=0.3),
     SamplingParams(top_p=1e-9),
     SamplingParams(top_k=20, top_p=0.9, temperature=1e-8),
     SamplingParams(top_p=0.9, frequency_penalty=0.5, logit_bias={1: 3.0}),

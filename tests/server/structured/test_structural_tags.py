@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from server.errors import ApiError
+from server.structured.structural_tags import TagWriter
 from tests.fakes import SPECIAL
 from tests.server.structured.checks import checked, matches
 
@@ -91,6 +92,13 @@ def test_special_tokens_are_tokens_and_not_texts() -> None:
     assert matches(grammar, [*b"free ", SPECIAL, *b"a{}", SPECIAL, *b" more"])
     assert matches(grammar, "free <special>")  # letters, which the model may write
     assert not matches(grammar, [SPECIAL, *b"b"])
+
+
+def test_of_special_tokens_that_begin_alike_the_longest_is_meant() -> None:
+    ids = {"<tool": 1, "<tool_call>": 2, "<tool_call>x": 3}
+    text = "<tool_call>y<tool_call>xz<tool>"
+    [grammar] = TagWriter(ids, "").write({"type": "const_string", "value": text}, "here")
+    assert grammar["lark_grammar"] == 'start: <[2]> "y" <[3]> "z" <[1]> ">"'
 
 
 def test_white_space_is_bounded_within_tags() -> None:

@@ -100,6 +100,12 @@ async def test_texts_decide_beside_instruct(site: Site) -> None:
     assert listed == await post(site, "/rerank", texts=DOCUMENTS, instruction="cities")
 
 
+async def test_a_long_document_is_cut_where_that_is_asked_for(site: Site) -> None:
+    """Longer than what is encoded at once, and than the context: what is cut off counts nowhere."""
+    reply = await post(site, documents=["a", "b" * 10_000], max_tokens_per_doc=9)
+    assert reply["usage"]["prompt_tokens"] == len("where? ") + 1 + 9
+
+
 @pytest.mark.parametrize(
     ("changes", "param", "words"),
     [
