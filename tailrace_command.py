@@ -26,14 +26,15 @@ def run() -> NoReturn:
 def set_aside() -> None:
     """Move folders with packages of our names behind our own, and out of `PYTHONPATH`."""
     own = Path(__file__).resolve().parent
+    if str(own) not in sys.path:  # an editable install finds our packages when no folder has them
+        sys.path.append(str(own))
     kept = []
     for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep):
-        if not entry:
-            continue
-        if Path(entry).resolve() == own or not _holds_ours(Path(entry)):
+        folder = Path(entry or os.curdir).absolute()  # to Python an empty one is this directory
+        if folder.resolve() == own or not _holds_ours(folder):
             kept.append(entry)
             continue
-        places = [place for place in sys.path if place and Path(place) == Path(entry).absolute()]
+        places = [place for place in sys.path if place and Path(place) == folder]
         for place in places:
             sys.path.remove(place)
         sys.path += places[:1]
