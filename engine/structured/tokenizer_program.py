@@ -9,6 +9,7 @@ has a better use for; here it does without torch.
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -29,7 +30,8 @@ def main() -> None:
         head, text = OK, serialized(config)
     except Exception as error:
         head, text = FAILED, first_line(error)
-    sys.stdout.buffer.write(head + b"\n" + text.encode())
+    with suppress(BrokenPipeError), sys.stdout.buffer as output:  # its reader may have been ended
+        output.write(head + b"\n" + text.encode())
 
 
 def serialized(config: StructuredConfig) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -61,6 +62,20 @@ def test_a_process_reads_what_this_one_would(tmp_path: Path) -> None:
     assert program(config) == b"ok\n" + serialized(config).encode()
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": None}))
     assert program(StructuredConfig(tokenizer=str(tmp_path))).startswith(b"failed\n")
+
+
+def test_a_process_whose_engine_was_ended_says_nothing() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        command_of("engine.structured.tokenizer_program"),
+        input=msgspec.json.encode(StructuredConfig(tokenizer=str(MODEL_FOLDER))),
+        stdout=write,
+        stderr=subprocess.PIPE,
+        check=True,
+    )
+    os.close(write)
+    assert done.stderr == b""
 
 
 def test_a_process_is_asked_where_this_one_would_import_much(
