@@ -63,6 +63,14 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(open_tab: OpenTab, locked: Serve
     expect(other.page.locator("dialog")).to_be_visible()
 
 
+@pytest.mark.parametrize("is_phone", [False, True])
+def test_keys_are_named_where_there_may_be_any(open_tab: OpenTab, is_phone: bool) -> None:
+    tab = open_tab(width=390, is_mobile=is_phone, has_touch=is_phone)
+    tab.open()
+    expect(tab.page.locator(".keys")).to_be_visible(visible=not is_phone)
+    expect(tab.page.get_by_text("Run the prompt.")).to_be_visible()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 390])
 def test_axe_finds_nothing_serious(open_tab: OpenTab, scheme: str, width: int) -> None:

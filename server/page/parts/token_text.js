@@ -14,7 +14,7 @@ const MARGIN = "800px 0px";
  * @param {import("../lib/tokens.js").Token} token
  */
 export function shown(token) {
-  if (token.special) return ` ⏹ ${token.text}`;
+  if (token.special) return ` ■ ${token.text}`;
   return token.text === "" ? "·" : token.text.replace(/\n/g, "↵\n");
 }
 
