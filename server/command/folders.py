@@ -21,6 +21,7 @@ _ENCODERS = frozenset(
     )
 )
 """Model types of transformers whose models read a whole text and give no next token."""
+_POINTER = b"version https://git-lfs.github.com/spec/"
 _WHOLE = "name a folder with config.json, a tokenizer and *.safetensors"
 
 
@@ -35,9 +36,15 @@ def check_folder(folder: Path, config: ModelConfig) -> None:
     names = sorted(each.name for each in folder.iterdir())
     if "config.json" not in names:
         raise ConfigError(f"MODEL {folder} {_without_config(names)}; {_WHOLE}")
+    for name in names:
+        if name.endswith((".safetensors", ".json")) and _is_pointer(folder / name):
+            raise ConfigError(
+                f"MODEL {folder}: {name} is only a pointer of Git LFS; `git lfs pull` "
+                "there fetches it"
+            )
     about = _read(folder / "config.json")
     if about is None:
-        return  # the engine says what is wrong
+        raise ConfigError(f"MODEL {folder}: its config.json cannot be read as an object of JSON")
     _check_kind(folder, about)
     if config.load_format != "dummy" and not any(name.endswith(".safetensors") for name in names):
         pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in names)
@@ -53,6 +60,15 @@ def quantization_of_folder(folder: Path) -> str | None:
         return None
     config = about.get("quantization_config")
     return str(config.get("quant_method")) if isinstance(config, dict) else "no quantization"
+
+
+def _is_pointer(path: Path) -> bool:
+    """Whether a file is what a clone without Git LFS has in place of a large one."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_POINTER)) == _POINTER
+    except OSError:
+        return False
 
 
 def _without_config(names: list[str]) -> str:

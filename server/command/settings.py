@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from engine.config import ConfigError
@@ -74,6 +74,14 @@ class Settings(
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """The sources of values, of which the earlier wins."""
         return init_settings, env_settings, _FileSource(settings_cls)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def refuse_empty(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse an empty text, as `--model "$MODEL"` gives where the variable is not set."""
+        if value == "" and cls.model_fields[str(info.field_name)].default != "":
+            raise PydanticCustomError("empty_text", "is empty")
+        return value
 
     def model_post_init(self, context: Any) -> None:
         """Check rules about several fields."""
@@ -193,6 +201,7 @@ def _explain(error: ErrorDetails, flags: dict[str, Any]) -> str:
         "int_parsing": "must be an integer",
         "float_parsing": "must be a number",
         "bool_parsing": "must be true or false",
+        "empty_text": "must be named or left out",
     }.get(error["type"])
     words = rule.format(**context) if rule else f"is not valid: {error['msg']}"
     return f"{name} {words}, got {error['input']!r}"

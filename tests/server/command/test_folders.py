@@ -40,6 +40,12 @@ def test_without_a_config(tmp_path: Path, files: tuple[str, ...], words: str) ->
     assert "config.json, a tokenizer and *.safetensors" in refusal(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["{broken", "[]"])
+def test_with_a_broken_config(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert "config.json cannot be read as an object of JSON" in refusal(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("config", "files", "words"),
     [
@@ -68,13 +74,19 @@ def test_a_context_over_the_model_s_positions(tmp_path: Path, nested: bool) -> N
     check_models(engine_config(load_settings({"model": str(tmp_path), "max_model_len": 512})), None)
 
 
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "tokenizer.json"])
+def test_pointers_of_git_lfs(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+    assert f"{name} is only a pointer of Git LFS; `git lfs pull`" in refusal(tmp_path)
+
+
 def test_what_may_be_served(tmp_path: Path) -> None:
     check_models(engine_config(load_settings({"model": str(demo_model())})), None)
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     dummy = load_settings({"model": str(tmp_path), "load_format": "dummy"})
     check_models(engine_config(dummy), None)
-    (tmp_path / "config.json").write_text("no JSON")  # of which the engine has more to say
-    check_models(engine_config(load_settings({"model": str(tmp_path)})), None)
 
 
 def test_a_file_is_no_model(tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ def test_counts(given: str, count: int) -> None:
         ({"ssl_keyfile": "/x", "ssl_certfile": "/y"}, "no such file: /x"),
         ({"config": "/x.yaml"}, "--config: /x.yaml: No such file"),
         ({"logprobs_mode": "raw"}, "--logprobs-mode must be"),
+        ({"model": ""}, "--model must be named or left out, got ''"),
+        ({"uds": ""}, "--uds must be named or left out"),
         ({"api_key": [""]}, "--api-key is not valid: a value is empty"),
         ({"allowed_hosts": ["a", ""]}, "--allowed-hosts is not valid: a value is empty"),
         ({"page": False, "page_verify": True}, "--page-verify needs the page: leave out --no-page"),
