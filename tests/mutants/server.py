@@ -267,7 +267,7 @@ SERVER = (
     ),
     Mutant(
         "a-limit-beyond-the-context-is-cut",
-        "server/generation/prompts.py",
+        "server/generation/max_tokens.py",
         "if max_tokens > room and not fits_context:",
         "if max_tokens > room and not (fits_context or room):",
         ("tests/server/generation/test_prepare.py::test_refused",),
