@@ -47,7 +47,7 @@ class PrefixTokenizer:
         """The ids of texts that are not empty; the texts have written their special tokens."""
         if (cut := self._cut(texts)) and (found := self._encode_cut(texts, cut)):
             return found
-        return common_prefix([self._ids(text) for text in texts])
+        return common_prefix(self._tokenizer.encode_each(texts))
 
     def _ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
@@ -86,13 +86,12 @@ class PrefixTokenizer:
         """The ids of texts cut there; None where the first one's parts do not join."""
         assert self._break_ids is not None
         count = len(self._break_ids)
-        rests = []
-        for text in texts:
-            token_ids = self._ids(BREAK + text[cut:])
-            if token_ids[:count] != self._break_ids or len(token_ids) == count:
-                return None
-            rests.append(np.array(token_ids[count:], dtype=np.int32))
-        whole = np.array(self._ids(texts[0]), dtype=np.int32)
+        cut_texts = [BREAK + text[cut:] for text in texts]
+        first, *cut_ids = self._tokenizer.encode_each([texts[0], *cut_texts])
+        if any(ids[:count] != self._break_ids or len(ids) == count for ids in cut_ids):
+            return None
+        whole = np.array(first, dtype=np.int32)
+        rests = [np.array(ids[count:], dtype=np.int32) for ids in cut_ids]
         prefix = whole[: len(whole) - len(rests[0])]
         if not np.array_equal(whole[len(prefix) :], rests[0]):
             return None

@@ -65,6 +65,10 @@ class Tokenizer(Protocol):
         """The ids of a text; with `max_tokens`, text tokens beyond it are dropped on that side."""
         ...
 
+    def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, which has written its special tokens."""
+        ...
+
     def min_tokens(self, text: str) -> int:
         """A lower bound of `len(encode(text))`, known without encoding."""
         ...
@@ -154,6 +158,12 @@ class FastTokenizer:
         token_ids: list[int] = encoding.ids
         return token_ids
 
+    def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
+        """See `Tokenizer.encode_each`. One call, which may use several cores and gives Python's
+        lock up once."""
+        encodings = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
     def _part(self, text: str, max_tokens: int, side: Side) -> str:
         """As much of a text as holds the tokens that are kept: cut where a word ends, if one does,
         since tokenizers look at words apart."""
@@ -236,6 +246,10 @@ class SlowTokenizer:
                 max_length=max_tokens,
             )
         return token_ids
+
+    def encode_each(self, texts: Sequence[str]) -> list[list[int]]:
+        """See `Tokenizer.encode_each`."""
+        return [self.encode(text, add_special_tokens=False) for text in texts]
 
     def detokenizer(
         self, *, skip_special_tokens: bool, between: bool = True, context: Sequence[int] = ()

@@ -11,31 +11,39 @@ likeliest level, and 0 where that is less.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from engine.arrays import Float32Array, Int32Array, Int64Array
 from engine.request import ItemScores
 from server.endpoints.decisions.spec import DecisionPrompts, Read
 from server.scoring.labels import Float64Array
 
 
-@dataclass(frozen=True, slots=True)
-class LabelReadings:
-    """What was read after one prompt.
+class LabelReadings(NamedTuple):
+    """What was read after n prompts of L labels each.
 
     Attributes:
-        logprobs: float64 [n], of each option's label, in the request's order of options.
-        others: the logprob of all that begins with no label.
-        first: the logprob of the best first token of a label.
-        best_id, best: the best first token that begins no label, and its logprob.
+        logprobs: float64 [n, L], of each option's label, in the request's order of options.
+        others: float64 [n], the logprob of all that begins with no label.
+        first: float32 [n], the logprob of the best first token of a label.
+        best_ids: int32 [n], the best first token that begins no label.
+        best: float32 [n], its logprob.
     """
 
     logprobs: Float64Array
-    others: float
-    first: float
-    best_id: int
-    best: float
+    others: Float64Array
+    first: Float32Array
+    best_ids: Int32Array
+    best: Float32Array
+
+    def at(self, rows: slice | Int64Array) -> LabelReadings:
+        """Those of some of the prompts."""
+        logprobs, others, first, best_ids, best = self
+        return LabelReadings(logprobs[rows], others[rows], first[rows], best_ids[rows], best[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +55,14 @@ class Answer:
         by_order: float64 [orders, n], those of each order of the options.
         reads: the prompt of each order in which the options were shown.
         readings: what was read after each of them.
+        label_mass: the probability that a reply begins with a label, the mean over the orders.
     """
 
     probabilities: Float64Array
     by_order: Float64Array
     reads: list[Read]
-    readings: list[LabelReadings]
+    readings: LabelReadings
+    label_mass: float
 
     @property
     def best(self) -> int:
@@ -60,15 +70,9 @@ class Answer:
         return int(self.probabilities.argmax())
 
     @property
-    def label_mass(self) -> float:
-        """The probability that a reply begins with a label, the mean over the orders."""
-        masses = [np.exp(np.logaddexp.reduce(each.logprobs)) for each in self.readings]
-        return min(float(np.mean(masses)), 1.0)
-
-    @property
     def argmax_is_label(self) -> bool:
         """Whether in every order the likeliest token begins a label."""
-        return all(each.first >= each.best for each in self.readings)
+        return bool((self.readings.first >= self.readings.best).all())
 
     @property
     def argmax_is_stable(self) -> bool:
@@ -89,7 +93,7 @@ class Answer:
     def choice_confidence(self) -> float:
         """How far the likeliest option stands out."""
         n = len(self.probabilities)
-        return float((n * self.probabilities.max() - 1) / (n - 1))
+        return (n * float(self.probabilities.max()) - 1) / (n - 1)
 
     @property
     def score_confidence(self) -> float:
@@ -111,44 +115,62 @@ def answers(
     Args:
         prior: the same questions without a state, if they were asked.
     """
-    readings = label_readings(prompts, scores)
-    without = None if prior is None else label_readings(*prior)
-    by_question: list[list[int]] = [[] for _ in range(num_questions)]
-    for item, read in enumerate(prompts.reads):
-        by_question[read.question].append(item)
-    found = []
-    for items in by_question:
-        logprobs = np.stack([readings[item].logprobs for item in items])
-        if without is not None:
-            logprobs = logprobs - _finite(np.stack([without[item].logprobs for item in items]))
+    found: dict[int, Answer] = {}
+    priors = {} if prior is None else dict(_readings(*prior))
+    for size, (items, readings) in _readings(prompts, scores):
+        logprobs = readings.logprobs
+        if priors:
+            logprobs = logprobs - _finite(priors[size][1].logprobs)
         by_order = softmax(logprobs)
-        mean = by_order.mean(axis=0)
-        found.append(
-            Answer(
-                probabilities=mean / mean.sum(),
-                by_order=by_order,
-                reads=[prompts.reads[item] for item in items],
-                readings=[readings[item] for item in items],
+        masses = np.exp(np.logaddexp.reduce(readings.logprobs, axis=1))
+        reads = [prompts.reads[item] for item in items.tolist()]
+        # The prompts of a question, one for each order of its options, follow one another.
+        starts = [
+            row
+            for row, read in enumerate(reads)
+            if read.question != reads[row - 1].question or not row
+        ]
+        ends = [*starts[1:], len(reads)]
+        counts = np.subtract(ends, starts)
+        mean = np.add.reduceat(by_order, starts) / counts[:, None]
+        mean /= mean.sum(axis=1, keepdims=True)
+        mass = np.minimum(np.add.reduceat(masses, starts) / counts, 1.0).tolist()
+        for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            found[reads[start].question] = Answer(
+                probabilities=mean[row],
+                by_order=by_order[start:end],
+                reads=reads[start:end],
+                readings=readings.at(slice(start, end)),
+                label_mass=mass[row],
             )
-        )
-    return found
+    return [found[question] for question in range(num_questions)]
 
 
-def label_readings(prompts: DecisionPrompts, scores: ItemScores) -> list[LabelReadings]:
-    """What was read after each prompt, labels in the request's order of options."""
-    found: dict[int, LabelReadings] = {}
+def _readings(
+    prompts: DecisionPrompts, scores: ItemScores
+) -> Iterator[tuple[int, tuple[Int64Array, LabelReadings]]]:
+    """What was read after the prompts of as many labels, for each such number of labels.
+
+    Yields:
+        The number, the prompts in order, int64 [n], and what was read after each.
+    """
+    groups: dict[int, list[tuple[Int64Array, LabelReadings]]] = {}
     for group in prompts.spec.logprobs(scores):
-        for row, item in enumerate(group.items.tolist()):
-            logprobs = np.empty(group.labels.shape[1])
-            logprobs[list(prompts.reads[item].options)] = group.labels[row]
-            found[item] = LabelReadings(
-                logprobs=logprobs,
-                others=float(group.others[row]),
-                first=float(group.first[row]),
-                best_id=int(group.best_ids[row]),
-                best=float(group.best[row]),
-            )
-    return [found[item] for item in range(len(prompts.reads))]
+        size = group.labels.shape[1]
+        shown = np.array([prompts.reads[item].options for item in group.items.tolist()])
+        logprobs = np.empty_like(group.labels)
+        logprobs[np.arange(len(shown))[:, None], shown] = group.labels
+        readings = LabelReadings(logprobs, group.others, group.first, group.best_ids, group.best)
+        groups.setdefault(size, []).append((group.items, readings))
+    for size, parts in groups.items():
+        if len(parts) == 1:
+            yield size, parts[0]
+            continue
+        items = np.concatenate([part for part, _ in parts])
+        columns = zip(*(readings for _, readings in parts), strict=True)
+        joined = LabelReadings(*map(np.concatenate, columns))
+        order = np.argsort(items)
+        yield size, (items[order], joined.at(order))
 
 
 def softmax(logprobs: Float64Array) -> Float64Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -15,15 +16,9 @@ from starlette.requests import Request
 from engine.request import ItemScores
 from server.context import Context
 from server.endpoints.decisions.answers import Answer, answers
-from server.endpoints.decisions.question import Question
+from server.endpoints.decisions.question import Question, Reading, State, emptied
 from server.endpoints.decisions.replies import Json, usage_of
-from server.endpoints.decisions.spec import (
-    DecisionPrompts,
-    DecisionReader,
-    Reading,
-    State,
-    emptied,
-)
+from server.endpoints.decisions.spec import DecisionPrompts, DecisionReader
 from server.endpoints.decisions.thoughts import Thoughts, think
 from server.endpoints.decisions.wording import WORDING, Wording
 from server.endpoints.run_scoring import run_scoring
@@ -166,13 +161,15 @@ def _count(
 ) -> DecisionCounts:
     """Count answers in the metrics; returns the counts of these alone."""
     metrics = context.metrics
-    for question, answer in zip(questions, found, strict=True):
-        metrics.decisions[question.kind].inc()
-        metrics.decision_labels.inc(answer.by_order.size)
+    for kind, count in Counter(question.kind for question in questions).items():
+        metrics.decisions[kind].inc(count)
+    num_labels = sum(answer.by_order.size for answer in found)
+    metrics.decision_labels.inc(num_labels)
+    for answer in found:
         metrics.decision_label_mass.observe(answer.label_mass)
     metrics.decision_cached_tokens.inc(num_cached)
     return DecisionCounts(
         num_questions=len(found),
-        num_labels=sum(answer.by_order.size for answer in found),
+        num_labels=num_labels,
         lowest_label_mass=min(answer.label_mass for answer in found),
     )

@@ -1,11 +1,12 @@
-"""Questions as both endpoints ask them: kinds, options, and in which orders options are shown."""
+"""Questions as both endpoints ask them: about which state, their options, and how they are read."""
 
 from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import orjson
 
@@ -62,16 +63,58 @@ class Question:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """What questions are about.
+
+    Attributes:
+        text: the user's side of it.
+        system: what stands in front of it as the system's message; None for nothing.
+        place: the request's field.
+    """
+
+    text: str
+    system: str | None
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How questions are read.
+
+    Attributes:
+        labels: what options are read by.
+        num_orders, seed: options are shown in so many orders, drawn by the seed.
+        budget: tokens of a thought before each prompt is read; None for no thought.
+        variables: `chat_template_kwargs`.
+        priority, cache_salt: as `ScoringRequest` has them.
+    """
+
+    labels: Labels = "letters"
+    num_orders: int = 1
+    seed: int = 0
+    budget: int | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    priority: int = 0
+    cache_salt: str = ""
+
+
 def orders(num_options: int, count: int, seed: int) -> list[tuple[int, ...]]:
     """Orders of options, different ones: that of the request first, then drawn by `seed`.
 
     There are as many as asked for, or as exist.
     """
-    rng = random.Random(seed)
     first = tuple(range(num_options))
-    found = dict.fromkeys([first])
+    if count == 1:
+        return [first]
+    rng, found = random.Random(seed), dict.fromkeys([first])
     while len(found) < min(count, math.factorial(num_options)):
         drawn = list(first)
         rng.shuffle(drawn)
         found.setdefault(tuple(drawn))
     return list(found)
+
+
+def emptied(state: State) -> State:
+    """The state of a question that is asked without one."""
+    return replace(state, text="")

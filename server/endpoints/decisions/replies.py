@@ -49,23 +49,23 @@ def diagnostics_of(answer: Answer, tokenizer: Tokenizer) -> Json:
         "spread": answer.spread,
         "argmax_is_stable": answer.argmax_is_stable,
         "orders": [
-            _order(read, reading, tokenizer)
-            for read, reading in zip(answer.reads, answer.readings, strict=True)
+            _order(read, answer.readings, row, tokenizer) for row, read in enumerate(answer.reads)
         ],
     }
 
 
-def _order(read: Read, reading: LabelReadings, tokenizer: Tokenizer) -> Json:
+def _order(read: Read, readings: LabelReadings, row: int, tokenizer: Tokenizer) -> Json:
     """What was read where options were shown in one order; logprobs are in the request's."""
+    best_id = int(readings.best_ids[row])
     return {
         "order": list(read.options),
         **({} if read.thought is None else {"thought": read.thought}),
-        "logprobs": [_shown(value) for value in reading.logprobs.tolist()],
-        "other_logprob": _shown(reading.others),
+        "logprobs": [_shown(value) for value in readings.logprobs[row].tolist()],
+        "other_logprob": _shown(float(readings.others[row])),
         "best_other": {
-            "token_id": reading.best_id,
-            "token": tokenizer.texts[reading.best_id],
-            "logprob": _shown(reading.best),
+            "token_id": best_id,
+            "token": tokenizer.texts[best_id],
+            "logprob": _shown(float(readings.best[row])),
         },
     }
 

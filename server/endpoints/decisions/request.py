@@ -6,14 +6,13 @@ import secrets
 from collections.abc import Iterator
 
 from server.config import ServerConfig
-from server.endpoints.decisions.question import NO, YES, Option, Question
+from server.endpoints.decisions.question import NO, YES, Option, Question, Reading
 from server.endpoints.decisions.schema import (
     DecisionPart,
     DecisionQuestion,
     DecisionsRequest,
     ReadingFields,
 )
-from server.endpoints.decisions.spec import Reading
 from server.endpoints.decisions.state import text_of
 from server.errors import bad_request
 from server.schema.priority import check_priority

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from engine.contracts.info import EngineInfo
-from server.endpoints.decisions.question import Labels, Question, orders
+from server.endpoints.decisions.question import (
+    Kind,
+    Labels,
+    Option,
+    Question,
+    Reading,
+    State,
+    orders,
+)
 from server.endpoints.decisions.wording import Wording
 from server.errors import ApiError, bad_request
 from server.schema.base import shown
@@ -24,42 +32,6 @@ from server.text.shared_prefix import PrefixedTexts
 
 CHARS_A_TOKEN = 8
 """Prompts may have so many characters for each token that may be computed; texts have some four."""
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What questions are about.
-
-    Attributes:
-        text: the user's side of it.
-        system: what stands in front of it as the system's message; None for nothing.
-        place: the request's field.
-    """
-
-    text: str
-    system: str | None
-    place: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How questions are read.
-
-    Attributes:
-        labels: what options are read by.
-        num_orders, seed: options are shown in so many orders, drawn by the seed.
-        budget: tokens of a thought before each prompt is read; None for no thought.
-        variables: `chat_template_kwargs`.
-        priority, cache_salt: as `ScoringRequest` has them.
-    """
-
-    labels: Labels = "letters"
-    num_orders: int = 1
-    seed: int = 0
-    budget: int | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)
-    priority: int = 0
-    cache_salt: str = ""
 
 
 class Read(NamedTuple):
@@ -91,6 +63,18 @@ class AskedPrompt(NamedTuple):
     def after(self, thought: str) -> AskedPrompt:
         """The same after a thought."""
         return self._replace(read=self.read._replace(thought=thought))
+
+
+class _Worded(NamedTuple):
+    """What is asked beside the instructions: `order` of the options, and as of `AskedPrompt`.
+
+    Attributes:
+        around: the texts around the instructions, as of `Wording.around`.
+    """
+
+    order: tuple[int, ...]
+    names: Sequence[str]
+    around: list[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +139,36 @@ class DecisionReader:
         """Every question in every order; raises `ApiError`."""
         asked: list[AskedPrompt] = []
         num_chars = len(state.text)
+        worded: dict[tuple[Kind, tuple[Option, ...]], list[_Worded]] = {}
         for index, question in enumerate(questions):
-            for order in orders(len(question.options), reading.num_orders, reading.seed):
-                names = self._names(question, order, frame, reading.labels)
-                content = self.wording.content(state.text, question, order, names, reading.labels)
+            alike = question.kind, question.options
+            if alike not in worded:
+                worded[alike] = list(self._worded(state, question, frame, reading))
+            for order, names, around in worded[alike]:
+                if around is None:
+                    content = self.wording.content(
+                        state.text, question, order, names, reading.labels
+                    )
+                else:
+                    content = question.instructions.join(around).strip()
                 num_chars += max(len(content) - len(state.text), 0)
                 if num_chars > CHARS_A_TOKEN * self.max_tokens:
                     most = CHARS_A_TOKEN * self.max_tokens
                     raise self._too_many(f"more than {most} characters")
                 asked.append(AskedPrompt(Read(index, order), names, content))
         return asked
+
+    def _worded(
+        self, state: State, question: Question, frame: ReplyFrame, reading: Reading
+    ) -> Iterator[_Worded]:
+        """What questions of one kind with the same options share, in every order of these."""
+        for order in orders(len(question.options), reading.num_orders, reading.seed):
+            names = self._names(question, order, frame, reading.labels)
+            yield _Worded(
+                order,
+                names,
+                self.wording.around(state.text, question, order, names, reading.labels),
+            )
 
     def openings(self, asked: Sequence[AskedPrompt], frame: ReplyFrame) -> PrefixedTexts:
         """Each prompt up to the thought that it opens."""
@@ -281,8 +285,3 @@ class DecisionReader:
             f"tokens together with one state (--max-scoring-tokens), got {got}",
             "too_many_tokens",
         )
-
-
-def emptied(state: State) -> State:
-    """The state of a question that is asked without one."""
-    return replace(state, text="")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from server.endpoints.decisions.question import State
 from server.endpoints.decisions.schema import DecisionItem, DecisionPart
-from server.endpoints.decisions.spec import State
 from server.errors import bad_request
 from server.schema.base import shown
 

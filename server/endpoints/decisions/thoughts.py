@@ -13,7 +13,7 @@ from msgspec import structs
 
 from sampling.params import SamplingParams
 from server.context import Context
-from server.endpoints.decisions.spec import Reading
+from server.endpoints.decisions.question import Reading
 from server.errors import ClientNames, bad_request
 from server.generation.choice import ReplyChoice
 from server.generation.form import reply_form

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from server.endpoints.decisions.question import Labels, Question
@@ -43,6 +44,12 @@ are options that all of them have.
 """
 
 
+_MARK = f"\ufdd0{secrets.token_hex(16)}\ufdd1"
+"""Stands for a question's instructions; no request can know it."""
+_PASSES_ON = (nodes.Template, nodes.Output, nodes.If, nodes.For)
+"""Statements that write what is in them as it is; blocks of filters, say, do not."""
+
+
 class Wording:
     """Writes what the model is asked.
 
@@ -53,6 +60,7 @@ class Wording:
     def __init__(self, source: str) -> None:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         self._template = environment.from_string(source)
+        self._copies_question = _copies(environment.parse(source), "question")
 
     def content(
         self,
@@ -69,6 +77,34 @@ class Wording:
             labels: the label of each option, in the order shown.
             kind: what labels are.
         """
+        return self._render(question.instructions, state, question, order, labels, kind).strip()
+
+    def around(
+        self,
+        state: str,
+        question: Question,
+        order: Sequence[int],
+        labels: Sequence[str],
+        kind: Labels,
+    ) -> list[str] | None:
+        """The texts between which the instructions stand in what `content` gives, not stripped.
+
+        So questions that differ in their instructions alone are worded once. None where the
+        template does more with the instructions than write them.
+        """
+        if not self._copies_question:
+            return None
+        return self._render(_MARK, state, question, order, labels, kind).split(_MARK)
+
+    def _render(
+        self,
+        instructions: str,
+        state: str,
+        question: Question,
+        order: Sequence[int],
+        labels: Sequence[str],
+        kind: Labels,
+    ) -> str:
         is_named = question.kind != "predicate" and kind == "letters"
         texts = question.texts()
         shown = [
@@ -80,14 +116,26 @@ class Wording:
             for option, label in zip(order, labels, strict=True)
         ]
         try:
-            text = self._template.render(
+            return self._template.render(
                 state=state,
                 kind=question.kind,
-                question=question.instructions,
+                question=instructions,
                 options=shown if question.shows_options else [],
                 answers=labels,
                 labels=kind,
             )
         except TemplateError as error:
             raise bad_request(question.place, f"the decision template refused: {error}") from error
-        return text.strip()
+
+
+def _copies(node: nodes.Node, name: str) -> bool:
+    """Whether a part of a template does nothing with a variable but write its value as it is."""
+    if isinstance(node, nodes.Name):
+        return node.name != name
+    if not isinstance(node, _PASSES_ON):
+        return all(each.name != name for each in node.find_all(nodes.Name))
+    writes = isinstance(node, nodes.Output)
+    return all(
+        (writes and isinstance(child, nodes.Name)) or _copies(child, name)
+        for child in node.iter_child_nodes()
+    )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from server.endpoints.decisions.question import NO, YES, Option, Question
-from server.endpoints.decisions.spec import State
+from server.endpoints.decisions.question import NO, YES, Option, Question, State
 from server.endpoints.systemone.schema import SystemOneQuestion, SystemOneRequest
 from server.errors import bad_request
 

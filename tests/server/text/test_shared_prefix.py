@@ -89,13 +89,13 @@ def test_what_texts_share_is_tokenized_once(kind: str, monkeypatch: pytest.Monke
     prefixes = PrefixTokenizer(tokenizer)
     prefixes.encode(texts)
     seen: list[int] = []
-    encode = tokenizer.encode
+    encode = tokenizer.encode_each
 
-    def noted(text: str, *, add_special_tokens: bool) -> list[int]:
-        seen.append(len(text))
-        return encode(text, add_special_tokens=add_special_tokens)
+    def noted(texts: Sequence[str]) -> list[list[int]]:
+        seen.extend(map(len, texts))
+        return encode(texts)
 
-    monkeypatch.setattr(tokenizer, "encode", noted)
+    monkeypatch.setattr(tokenizer, "encode_each", noted)
     prefixes.encode(texts)
     assert [length > 100 for length in sorted(seen)] == [False, False, False, True]
 

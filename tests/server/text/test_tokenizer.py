@@ -132,6 +132,7 @@ def test_slow_tokenizers() -> None:
     assert tokenizer.encode("a b c") == [0, 1, 2]
     assert tokenizer.encode("a b c", max_tokens=2) == [1, 2]
     assert tokenizer.encode("a b c", max_tokens=2, truncation_side="right") == [0, 1]
+    assert tokenizer.encode_each(["b", "c a"]) == [[1], [2, 0]]
     detokenizer = tokenizer.detokenizer(skip_special_tokens=True, context=[0])
     assert [detokenizer.feed([i]) for i in (1, 2)] == [" b", " c"]
     tokenizer.reserve(5)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,8 +17,9 @@ from server.scoring.spec import ScoringSpec
 
 def answer(*p: float) -> Answer:
     found = np.array(p)
-    reading = LabelReadings(np.log(found), -math.inf, 0.0, 1, -9.0)
-    return Answer(found, found[None], [Read(0, tuple(range(len(p))))], [reading])
+    one = np.zeros(1, dtype=np.float32)
+    reading = LabelReadings(np.log(found)[None], one - np.inf, one, np.ones(1, np.int32), one - 9)
+    return Answer(found, found[None], [Read(0, tuple(range(len(p))))], reading, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +94,43 @@ def test_orders_are_averaged_option_by_option() -> None:
     np.testing.assert_allclose(second.probabilities, [0.25, 0.75], atol=1e-6)
     assert (second.spread, second.argmax_is_stable) == (0, True)
     assert not second.argmax_is_label, "0.6 begins no label"
+
+
+def test_questions_of_different_options_are_answered_in_their_order() -> None:
+    """Two trees of two labels, and one of three, in turn; each against the formulas by hand."""
+    trees = [TREE, LabelTree.of([(5,), (6,), (7,)]), LabelTree.of([(8,), (9, 1)])]
+    which, rng = [1, 2, 0, 1, 2, 0], np.random.default_rng(3)
+    items = IdLists(np.arange(6, dtype=np.int32), np.ones(6, dtype=np.int32))
+    spec = ScoringSpec(np.zeros(3, np.int32), items, trees, np.array(which))
+    options = [tuple(rng.permutation(2 + (k == 1)).tolist()) for k in which]
+    prompts = DecisionPrompts(spec, [Read(n, own) for n, own in enumerate(options)])
+    num_read = sum(len(trees[k].id_lists) for k in which)
+    values = np.log(rng.dirichlet(np.ones(4), num_read)[:, :3]).astype(np.float32)
+    zeros = np.zeros(num_read, dtype=np.float32)
+    scores = ItemScores(
+        handle=1,
+        finish=Finish.LENGTH,
+        num_cached=0,
+        values=values,
+        others=zeros,
+        best_ids=np.arange(num_read, dtype=np.int32),
+        best=zeros,
+        log_sums=zeros.astype(np.float64),
+    )
+    first = 0
+    for n, found in enumerate(answers(6, prompts, scores)):
+        tree, shown = trees[which[n]], values[first:].astype(np.float64)
+        logprobs = shown[0, : 2 + (which[n] == 1)].copy()
+        if which[n] == 2:
+            logprobs[1] += shown[1, 0]
+        p = np.exp(logprobs)
+        assert found.reads == [Read(n, options[n])]
+        np.testing.assert_allclose(
+            found.probabilities[list(options[n])], p / p.sum(), rtol=0, atol=1e-12
+        )
+        assert found.label_mass == pytest.approx(p.sum(), abs=1e-12)
+        assert found.readings.best_ids.tolist() == [first]
+        first += len(tree.id_lists)
 
 
 def test_a_prior_divides_each_label() -> None:

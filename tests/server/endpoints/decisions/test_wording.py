@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from server.endpoints.decisions.question import Kind, Labels, Option, Question
 from server.endpoints.decisions.wording import WORDING, Wording
@@ -70,3 +72,50 @@ def test_what_a_template_refuses_is_the_client_s_to_know() -> None:
     with pytest.raises(ApiError) as caught:
         wording.content("x", question("choice", *TEAMS), [0, 1], ["A", "B"], "letters")
     assert caught.value.param == "questions[2]"
+
+
+@given(st.text(max_size=40), st.sampled_from(("letters", "options")), st.booleans())
+def test_instructions_stand_between_the_same_texts(
+    instructions: str, kind: Labels, is_first: bool
+) -> None:
+    wording, options = Wording(WORDING), (*TEAMS, Option(instructions))[: 2 + is_first]
+    asked = Question("choice", instructions, options, "questions[0]", "")
+    order, labels = range(len(options)), ["A", "B", instructions][: len(options)]
+    around = wording.around(instructions, asked, order, labels, kind)
+    assert around is not None
+    assert len(around) == 2
+    whole = wording.content(instructions, asked, order, labels, kind)
+    assert instructions.join(around).strip() == whole
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ question | upper }}",
+        "{{ question ~ '?' }}",
+        "{{ question if state else '' }}",
+        "{% if question %}{{ question }}{% endif %}",
+        "{% filter upper %}{{ question }}{% endfilter %}",
+        "{% set asked = question %}{{ asked }}",
+        "{% set asked %}{{ question }}{% endset %}{{ asked | upper }}",
+        "{% for word in question.split() %}{{ word }}{% endfor %}",
+        "{% for question in answers %}{{ question }}{% endfor %}",
+        "{% macro ask(question) %}{{ question }}{% endmacro %}{{ ask(question) }}",
+        "{{ question }}{{ question | length }}",
+    ],
+)
+def test_templates_that_do_more_with_instructions_word_each(template: str) -> None:
+    asked = question("choice", *TEAMS)
+    assert Wording(template).around("It is late.", asked, [0, 1], ["A", "B"], "letters") is None
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_instructions_are_written_as_often_as_the_template_does(count: int) -> None:
+    wording = Wording(
+        "{% for _ in range(" + str(count) + ") %}{{ question }},{% endfor %}{{ kind }}"
+    )
+    asked = question("score", *TEAMS)
+    around = wording.around("", asked, [0, 1], ["0", "1"], "letters")
+    assert around is not None
+    assert "Which team?".join(around) == wording.content("", asked, [0, 1], ["0", "1"], "letters")
+    assert len(around) == 1 + count
