@@ -18,7 +18,9 @@ from server.scoring.spec import ScoringSpec
 def answer(*p: float) -> Answer:
     found = np.array(p)
     one = np.zeros(1, dtype=np.float32)
-    reading = LabelReadings(np.log(found)[None], one - np.inf, one, np.ones(1, np.int32), one - 9)
+    reading = LabelReadings(
+        np.log(found)[None], np.full(1, -np.inf), one, np.ones(1, np.int32), one - 9
+    )
     return Answer(found, found[None], [Read(0, tuple(range(len(p))))], reading, 1.0)
 
 
