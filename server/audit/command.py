@@ -84,7 +84,7 @@ def _served(settings: Settings, config: EngineConfig) -> Served:
     }
 
     def words(bad_words: list[str]) -> Any:
-        from server.generation.params import bad_words as ids_of
+        from server.generation.masks import bad_words as ids_of
         from server.text.tokenizer import load_tokenizer
 
         own = config.structured

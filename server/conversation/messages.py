@@ -12,8 +12,6 @@ from server.errors import bad_request
 from server.schema.base import shown
 from server.schema.messages import ChatMessage, ContentPart, ToolCall
 
-DEVELOPER = "developer"
-"""OpenAI's newer name of the system role, which few templates know."""
 _PLAIN_ROLES = frozenset(("system", "user", "assistant"))
 _PLAIN_FIELDS = {"role", "content"}
 
@@ -24,7 +22,6 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
     Text parts are joined by line breaks, calls' arguments are objects, and what is null is left
     out. A tool's message follows the call that it answers.
     """
-    _check_answers(messages)
     found = []
     for i, message in enumerate(messages):
         if message.__pydantic_fields_set__ == _PLAIN_FIELDS:
@@ -33,14 +30,8 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
                 found.append({"role": role, "content": content})
                 continue
         found.append(_template_message(message, i))
+    _check_answers(messages)
     return found
-
-
-def known_roles(messages: Sequence[Message], source: str) -> Sequence[Message]:
-    """The same messages, a developer's as the system's where the template does not know them."""
-    if DEVELOPER in source:
-        return messages
-    return [m | {"role": "system"} if m["role"] == DEVELOPER else m for m in messages]
 
 
 def _check_answers(messages: Sequence[ChatMessage]) -> None:

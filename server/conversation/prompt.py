@@ -10,7 +10,6 @@ import msgspec
 
 from engine.arrays import Int32Array
 from server.conversation.constraints import reply_constraints
-from server.conversation.messages import known_roles
 from server.conversation.parsing.reader import ReplyParsing
 from server.conversation.parsing.recognise import knows_tools
 from server.conversation.parsing.values import argument_types
@@ -125,7 +124,7 @@ async def _rendered(
     elif tools:
         check_shown(source)
     conversation = Conversation(
-        messages=known_roles(spec.messages, source),
+        messages=spec.messages,
         param=param,
         tools=[tool.for_template for tool in tools] or None,
         documents=options.documents,

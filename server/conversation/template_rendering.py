@@ -23,6 +23,8 @@ MAX_CHARS = 16 << 20
 """A rendered prompt has at most; longer than any context that is served."""
 
 Message = dict[str, Any]
+DEVELOPER = "developer"
+"""OpenAI's newer name of the system role, which few templates know."""
 _ASKS_FOR_NONE = re.compile(r"""message(?:\[['"]content['"]\]|\.content) is none""")
 """What a template has that knows messages of calls alone by their null content."""
 
@@ -31,7 +33,7 @@ class Conversation(msgspec.Struct, frozen=True):
     """What a template is given.
 
     Attributes:
-        messages: as transformers takes them; no key has the value None.
+        messages: as transformers takes them, the role "developer" aside; no key has the value None.
         tools, documents: JSON objects; None where the request has none.
         add_generation_prompt: end with the beginning of a reply.
         continue_final_message: leave the last message open, for the reply to go on.
@@ -75,7 +77,7 @@ def render(rendering: Rendering) -> str:
         MemoryError: rendering took too much.
     """
     conversation = rendering.conversation
-    messages = list(conversation.messages)
+    messages = known_roles(conversation.messages, rendering.template)
     if rendering.takes_text:
         messages = [_with_text_arguments(message) for message in messages]
     lacks_content = any("content" not in message for message in messages)
@@ -101,6 +103,13 @@ def render(rendering: Rendering) -> str:
             f"got {len(text)}",
         )
     return text
+
+
+def known_roles(messages: Sequence[Message], source: str) -> list[Message]:
+    """The same messages, a developer's as the system's where the template does not know them."""
+    if DEVELOPER in source:
+        return list(messages)
+    return [m | {"role": "system"} if m["role"] == DEVELOPER else m for m in messages]
 
 
 def _rendered(rendering: Rendering, messages: list[Message]) -> str:

@@ -6,13 +6,37 @@ from the first one on; so does a grammar. Biases are finite, so that none of the
 
 from __future__ import annotations
 
+import asyncio
+
+import msgspec
 import numpy as np
 
 from engine.contracts.info import EngineInfo
 from engine.request import ThinkingBudget
 from sampling.params import SamplingParams
 from server.errors import ApiError, bad_request
+from server.generation.served import ServedModel
+from server.generation.spec import GenerationSpec
 from server.structured.spec import CheckedGrammar
+from server.text.tokenizer import Tokenizer
+
+INLINE_IDS = 4096
+"""More are looked at on a thread."""
+
+
+async def checked_grammar(spec: GenerationSpec, served: ServedModel) -> CheckedGrammar | None:
+    """The grammar as llguidance takes it; it and the budget of thoughts fit all other masks."""
+    constraints, checked = spec.constraints, None
+    if constraints.grammar is not None:
+        checked = await served.grammars.check(constraints.grammar)
+        if constraints.after:  # the first token need not be one of the grammar's
+            checked = msgspec.structs.replace(checked, first=b"\xff" * len(checked.first))
+    masks = spec.params, checked, constraints.budget, served.info
+    if checked is not None and len(spec.params.allowed_token_ids or ()) > INLINE_IDS:
+        await asyncio.to_thread(check_masks, *masks)
+    else:
+        check_masks(*masks)
+    return checked
 
 
 def check_masks(
@@ -66,3 +90,18 @@ def _banned(params: SamplingParams) -> set[int]:
 
 def _leaves(param: str, words: str) -> ApiError:
     return bad_request(param, f"{param} leaves {words}", "no_token_allowed")
+
+
+def bad_words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each word, alone and after a space, as vLLM has them; raises `ApiError`."""
+    found: dict[tuple[int, ...], None] = {}
+    for word in words:
+        inside = tuple(tokenizer.encode(word.lstrip(), add_special_tokens=False))
+        spaced = tuple(tokenizer.encode(" " + word.lstrip(), add_special_tokens=False))
+        if not inside:
+            reason = "which has no tokens: white space before a word does not count"
+            raise bad_request("bad_words", f"bad_words holds {word!r}, {reason}")
+        found[inside] = None
+        if spaced and spaced[0] != inside[0] and len(spaced) == len(inside):
+            found[spaced] = None
+    return tuple(found)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from engine.arrays import Int32Array
-from server.errors import too_long
+from server.errors import bad_request, too_long
 from server.generation.max_tokens import fitting_max_tokens
 from server.generation.served import ServedModel
 from server.generation.spec import GenerationSpec
@@ -32,7 +33,23 @@ class Prompt(msgspec.Struct, frozen=True):
 
 async def prepare_prompts(spec: GenerationSpec, served: ServedModel) -> list[Prompt]:
     """Make prompts of a spec's texts or ids; raises `ApiError` for one that does not fit."""
-    limit, names, truncation = served.info.max_model_len, spec.names, spec.truncation
+    names, prompts = spec.names, []
+    limit = served.info.max_model_len
+    for i, token_ids in enumerate(await _encoded(spec, served)):
+        text, prompt_len = spec.prompts[i], len(token_ids)
+        max_tokens = fitting_max_tokens(
+            spec.max_tokens, prompt_len, limit, names, spec.fits_context
+        )
+        prompts.append(Prompt(token_ids, text if isinstance(text, str) else None, max_tokens))
+        _check_prompt(spec, prompts[-1])
+        check_vocab(names["prompts"], token_ids, served.info.vocab_size)
+    return prompts
+
+
+async def _encoded(spec: GenerationSpec, served: ServedModel) -> Sequence[Int32Array]:
+    """The ids of each prompt, int32 [prompt_len]."""
+    names, truncation = spec.names, spec.truncation
+    limit = served.info.max_model_len
     texts = [item for item in spec.prompts if isinstance(item, str)]
 
     def encode(text: str) -> Int32Array:
@@ -50,16 +67,41 @@ async def prepare_prompts(spec: GenerationSpec, served: ServedModel) -> list[Pro
 
     if not texts:
         kept = truncation.kept if truncation else slice(None)
-        encoded = [item[kept] for item in spec.prompts if not isinstance(item, str)]
-    elif sum(map(len, texts)) + TEXT_CHARS * len(texts) <= INLINE_CHARS:
-        encoded = list(map(encode, texts))
-    else:
-        encoded = await asyncio.to_thread(list, map(encode, texts))
-    prompts = []
-    for i, token_ids in enumerate(encoded):
-        check_vocab(names["prompts"], token_ids, served.info.vocab_size)
-        max_tokens = fitting_max_tokens(
-            spec.max_tokens, len(token_ids), limit, names, spec.fits_context
+        return [item[kept] for item in spec.prompts if not isinstance(item, str)]
+    if sum(map(len, texts)) + TEXT_CHARS * len(texts) <= INLINE_CHARS:
+        return list(map(encode, texts))
+    return await asyncio.to_thread(list, map(encode, texts))
+
+
+def _check_prompt(spec: GenerationSpec, prompt: Prompt) -> None:
+    """Raise a 400 where what is asked of a prompt does not fit its length."""
+    names, wanted, prompt_len = spec.names, spec.form.prompt_logprobs, len(prompt.token_ids)
+    if spec.form.min_tokens > prompt.max_tokens:
+        words = f"must be at most {names['max_tokens']} ({prompt.max_tokens}), "
+        raise names.refuse("min_tokens", f"{words}got {spec.form.min_tokens}")
+    routes = spec.form.routes
+    if routes is not None and routes.start > prompt_len:
+        words = f"must be at most the prompt's {prompt_len} tokens, got {routes.start}"
+        raise names.refuse("routes_start", words)
+    if wanted is None:
+        return
+    if wanted.id_lists is not None:
+        given, count = len(wanted.id_lists), prompt_len - wanted.start
+        words = ""
+        if len(spec.prompts) != 1:
+            words = (
+                f"may hold a list for each position of one prompt, got {len(spec.prompts)} prompts"
+            )
+        elif given != count:
+            words = f"must hold {count} lists, one for each of the prompt's {prompt_len} tokens "
+            words += f"from prompt_logprob_start {wanted.start} on, got {given}"
+        if words:
+            param = "prompt_logprob_token_ids"
+            raise bad_request(param, f"{param} {words}")
+    # A prompt of one token has no logprobs to show: 1, the default, is right for it too.
+    if wanted.start > 1 and wanted.start >= prompt_len:
+        raise bad_request(
+            "prompt_logprob_start",
+            f"prompt_logprob_start must be below the prompt's {prompt_len} tokens, "
+            f"got {wanted.start}",
         )
-        prompts.append(Prompt(token_ids, texts[i] if texts else None, max_tokens))
-    return prompts

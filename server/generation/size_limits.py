@@ -9,30 +9,34 @@ from server.config import ServerConfig
 from server.errors import bad_request
 from server.generation.prompts import Prompt
 from server.generation.spec import GenerationSpec
+from server.schema.priority import check_priority
 
 MAX_ALLOWED_IDS_SENT = 1 << 22
 """Each prompt goes to the engine with parameters of its own, where each id takes 36 bytes."""
 
 
-def check_num_choices(num_prompts: int, n: int, config: ServerConfig) -> None:
-    """Raise a 400 for more choices than one request may have."""
-    limit, total = config.max_choices_per_request, num_prompts * n
-    if total > limit:
+def check_counts(spec: GenerationSpec, config: ServerConfig) -> None:
+    """Raise a 400 for more choices than one request may have, or for ids that are too many to be
+    sent with each prompt; and for a priority that would be ignored.
+    """
+    num_prompts, n, limit = len(spec.prompts), spec.n, config.max_choices_per_request
+    if n > config.max_choices:
+        words = f"must be at most {config.max_choices} (--max-n-sequences), got {n}"
+        raise spec.names.refuse("n", words)
+    if num_prompts * n > limit:
         raise bad_request(
             "n",
             f"prompts times n must be at most {limit} (--max-choices-per-request), got "
-            f"{num_prompts} prompts x n {n} = {total}",
+            f"{num_prompts} prompts x n {n} = {num_prompts * n}",
         )
-
-
-def check_num_allowed_ids(num_prompts: int, num_ids: int) -> None:
-    """Raise a 400 for `allowed_token_ids` too many to be sent to the engine with each prompt."""
+    num_ids = len(spec.params.allowed_token_ids or ())
     if num_prompts * num_ids > MAX_ALLOWED_IDS_SENT:
         raise bad_request(
             "allowed_token_ids",
             f"prompts times allowed_token_ids must be at most {MAX_ALLOWED_IDS_SENT}, got "
             f"{num_prompts} prompts x {num_ids} ids",
         )
+    check_priority(spec.priority, config)
 
 
 def check_reply_size(spec: GenerationSpec, prompts: list[Prompt], config: ServerConfig) -> None:

@@ -214,6 +214,27 @@ class LogprobFields(BodyModel):
     )
 
 
+class TextFields(SamplingFields, LogprobFields):
+    """The same, and how the text is written.
+
+    Attributes:
+        token_limit: the limit of the reply's tokens; None for none that the client named.
+    """
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens
+
+    skip_special_tokens: bool | None = Field(
+        None, description="Special tokens are left out of the text; the default is true."
+    )
+    spaces_between_special_tokens: bool | None = Field(
+        None,
+        description="Spaces that the tokenizer writes between special tokens are kept; the default "
+        "is true.",
+    )
+
+
 class RequestFields(BodyModel):
     """The model that replies, in which order, and whether as a stream."""
 
@@ -234,16 +255,16 @@ class RequestFields(BodyModel):
     )
 
 
-class GenerationFields(SamplingFields, LogprobFields, RequestFields):
+class GenerationFields(TextFields, RequestFields):
     """What completions and chats have in common besides.
 
     Attributes:
-        token_limit: the limit of the reply's tokens; None for none that the client named.
+        num_top: the top tokens that are shown at each generated position; None for no logprobs.
     """
 
     @property
-    def token_limit(self) -> int | None:
-        return self.max_tokens
+    def num_top(self) -> int | None:
+        raise NotImplementedError
 
     stream_interval: int | None = Field(
         None,
@@ -251,14 +272,6 @@ class GenerationFields(SamplingFields, LogprobFields, RequestFields):
         le=2**31 - 1,
         description="Chunks are at least this many tokens apart; a number below the server's "
         "--stream-interval has no effect.",
-    )
-    skip_special_tokens: bool | None = Field(
-        None, description="Special tokens are left out of the text; the default is true."
-    )
-    spaces_between_special_tokens: bool | None = Field(
-        None,
-        description="Spaces that the tokenizer writes between special tokens are kept; the default "
-        "is true.",
     )
     response_format: ResponseFormatField | None = Field(
         None, description="The text is JSON, of any kind or of a schema."

@@ -157,7 +157,7 @@ SERVER = (
     ),
     Mutant(
         "seed-0-counts-as-none",
-        "server/generation/params.py",
+        "server/generation/translation.py",
         "None if seed == -1 else seed",
         "None if seed == -1 else seed or None",
         ("tests/server/generation/test_params.py::TestToTheEngine::test_seed_zero_is_a_seed",),
@@ -274,7 +274,7 @@ SERVER = (
     ),
     Mutant(
         "a-parameter-is-not-read-off-its-field",
-        "server/generation/params.py",
+        "server/generation/translation.py",
         "if name not in _OWN]",
         'if name not in _OWN and name != "min_p"]',
         ("tests/server/generation/test_params.py::TestToTheEngine::test_every_sampling_field",),

@@ -27,7 +27,8 @@ async def create_chat_completion(request: Request) -> Response:
     """Reply to a conversation."""
     context = context_of(request)
     body = await context.bodies.read(request, ChatRequest)
-    prompt = await conversation_prompt(chat_conversation(body, context.info), context)
+    conversation = chat_conversation(body, context.info)
+    prompt = await conversation_prompt(conversation, context)
     spec = await chat_spec(
         body, prompt, context, reply_id("chatcmpl-", body.request_id, request.scope)
     )

@@ -88,3 +88,8 @@ class ChatRequest(GenerationFields, TemplateFields):
     def token_limit(self) -> int | None:
         """The limit of the reply's tokens, by either of its names."""
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
+    @property
+    def num_top(self) -> int | None:
+        """The top tokens that are shown at each generated position; None for no logprobs."""
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -9,10 +9,8 @@ from server.conversation.served import ServedChatModel
 from server.conversation.spec import ConversationSpec, function_tool, template_options
 from server.endpoints.chat.schema import ChatRequest
 from server.errors import ClientNames, bad_request
-from server.generation.form import full_reply_form
-from server.generation.params import sampling_params
 from server.generation.spec import GenerationSpec
-from server.generation.truncation import wanted_truncation
+from server.generation.translation import Translation, wanted_truncation
 from server.schema.messages import ChatMessage
 from server.schema.tools import NamedTool
 from server.structured.wanted import wanted_grammar
@@ -44,12 +42,7 @@ def chat_conversation(body: ChatRequest, info: EngineInfo) -> ConversationSpec:
         separates_reasoning=body.separate_reasoning is not False,
         generates=limit != 0,
         shows_special=body.skip_special_tokens is False,
-        truncation=wanted_truncation(
-            body.truncate_prompt_tokens,
-            body.truncation_side,
-            reply_tokens=1 if limit is None else limit,
-            info=info,
-        ),
+        truncation=wanted_truncation(body, reply_tokens=1 if limit is None else limit, info=info),
     )
 
 
@@ -63,30 +56,17 @@ async def chat_spec(
     """
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs", "top_logprobs needs logprobs to be true")
-    limit, names = body.token_limit, body.client_names
-    if body.max_tokens is None and limit is not None:
+    names = body.client_names
+    if body.max_tokens is None and body.max_completion_tokens is not None:
         names = ClientNames(names, max_tokens="max_completion_tokens")
-    params = await sampling_params(
+    translation = Translation(served=served, names=names, reply_id=reply_id)
+    return await translation.spec(
         body,
-        served,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        constraints=prompt.constraints,
-    )
-    is_parsed = prompt.parsing is not None
-    return GenerationSpec(
-        names=names,
-        reply_id=reply_id,
         model=prompt.model,
         prompts=[prompt.token_ids],
-        params=params,
-        form=await full_reply_form(body, params, served, is_parsed=is_parsed),
-        max_tokens=served.info.max_model_len if limit is None else limit,
-        fits_context=limit is None,
         constraints=prompt.constraints,
-        n=body.n or 1,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        stream_interval=body.stream_interval or 1,
+        most_tokens=served.info.max_model_len,
+        is_parsed=prompt.parsing is not None,
     )
 
 

@@ -45,6 +45,11 @@ class CompletionRequest(GenerationFields):
     prompt_embeds: NotYet = None
 
     @property
+    def num_top(self) -> int | None:
+        """The top tokens that are shown at each generated position; None for no logprobs."""
+        return self.logprobs
+
+    @property
     def echoes_prompt(self) -> bool:
         """Whether the text begins with the prompt, whose tokens then have logprobs too."""
         return bool(self.echo)

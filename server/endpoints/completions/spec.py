@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from server.endpoints.completions.schema import CompletionRequest
 from server.errors import bad_request
-from server.generation.form import full_reply_form
-from server.generation.params import sampling_params
 from server.generation.served import ServedModel
 from server.generation.spec import GenerationSpec, Prompts
-from server.generation.truncation import wanted_truncation
+from server.generation.translation import Translation
 from server.schema.model_name import check_model
 from server.structured.spec import Constraints
 from server.structured.wanted import wanted_grammar
@@ -19,34 +17,19 @@ async def completion_spec(
     body: CompletionRequest, served: ServedModel, reply_id: str
 ) -> GenerationSpec:
     """What a body asks for; raises `ApiError` for what cannot be served."""
-    config, n = served.config, body.n or 1
-    model = check_model(body.model, config, served.engine.state)
+    prompts, n = _prompts(body, served), body.n or 1
+    model = check_model(body.model, served.config, served.engine.state)
     if body.best_of not in (None, n):
         raise bad_request("best_of", f"best_of must be null or n ({n}), got {body.best_of}")
-    constraints = Constraints(wanted_grammar(body.response_format, body.structured_outputs))
-    params = await sampling_params(body, served, logprobs=body.logprobs, constraints=constraints)
-    max_tokens = config.defaults.max_tokens if body.max_tokens is None else body.max_tokens
-    return GenerationSpec(
-        names=body.client_names,
-        reply_id=reply_id,
+    translation = Translation(served=served, names=body.client_names, reply_id=reply_id)
+    return await translation.spec(
+        body,
         model=model,
-        prompts=_prompts(body, served),
-        params=params,
-        form=await full_reply_form(body, params, served),
-        max_tokens=max_tokens,
-        fits_context=body.max_tokens is None,
-        constraints=constraints,
-        n=n,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        stream_interval=body.stream_interval or 1,
+        prompts=prompts,
+        constraints=Constraints(wanted_grammar(body.response_format, body.structured_outputs)),
+        most_tokens=served.config.defaults.max_tokens,
         add_special_tokens=body.add_special_tokens is not False,
-        truncation=wanted_truncation(
-            body.truncate_prompt_tokens,
-            body.truncation_side,
-            reply_tokens=max_tokens,
-            info=served.info,
-        ),
+        cuts_prompts=True,
     )
 
 

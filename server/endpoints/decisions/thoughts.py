@@ -16,12 +16,11 @@ from server.context import Context
 from server.endpoints.decisions.question import Reading
 from server.errors import ClientNames, bad_request
 from server.generation.choice import ReplyChoice
-from server.generation.form import reply_form
 from server.generation.generation import Generation
 from server.generation.prepare import prepare
 from server.generation.spec import GenerationSpec
+from server.generation.translation import Translation
 from server.text.shared_prefix import PrefixedTexts
-from server.text.stop import StopStrings
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ async def think(
         place: the request's field that has the state, for errors.
         model: the checked name of the model or adapter that thinks.
     """
-    spec = _spec(openings, marker, reading, place, model, reply_id, context)
+    spec = await _spec(openings, marker, reading, place, model, reply_id, context)
     generation = Generation(await prepare(spec, context))
     await generation.submit()
     with generation:
@@ -73,7 +72,7 @@ async def think(
     )
 
 
-def _spec(
+async def _spec(
     openings: PrefixedTexts,
     marker: str,
     reading: Reading,
@@ -98,13 +97,15 @@ def _spec(
         stop_token_ids=info.eos_token_ids,
         logprobs_mode=config.logprobs_mode,
     )
+    names = ClientNames(prompts=place, max_tokens="reasoning.budget")
+    translation = Translation(served=context, names=names, reply_id=reply_id)
     return GenerationSpec(
-        names=ClientNames(prompts=place, max_tokens="reasoning.budget"),
+        names=names,
         reply_id=reply_id,
         model=model,
         prompts=[np.concatenate([openings.prefix, rest]) for rest in openings.rests],
         params=params,
-        form=reply_form(params, context, stream=False, is_parsed=True, stops=StopStrings([marker])),
+        form=await translation.form(params, stream=False, is_parsed=True, stops=[marker]),
         max_tokens=reading.budget or 0,
         fits_context=False,
         priority=reading.priority,

@@ -12,7 +12,7 @@ from server.schema.fields import (
     NotYet,
     Only,
 )
-from server.schema.generation import LogprobFields, RequestFields, SamplingFields
+from server.schema.generation import RequestFields, TextFields
 from server.schema.ids import TokenIdArray
 from server.schema.structured import StructuredOutputs
 
@@ -22,7 +22,7 @@ _OF_PARAMS = (
 )
 
 
-class TokenSamplingParams(SamplingFields, LogprobFields):
+class TokenSamplingParams(TextFields):
     """How tokens are drawn, and which logprobs come back, by vLLM's names of its parameters."""
 
     client_names: ClassVar = ClientNames(

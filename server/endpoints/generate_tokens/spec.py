@@ -5,20 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from engine.request import RoutesParams
-from sampling.params import SamplingParams
 from server.endpoints.generate_tokens.schema import GenerateTokensRequest, TokenSamplingParams
 from server.errors import bad_request
-from server.generation.form import ReplyForm, checked_options, reply_form, stop_strings
-from server.generation.params import (
-    num_top,
-    packed_dtype,
-    prompt_logprobs_params,
-    sampling_params,
-)
 from server.generation.routes import routes_params
 from server.generation.served import ServedModel
 from server.generation.spec import GenerationSpec
 from server.generation.support import with_support
+from server.generation.translation import Translation, checked_options
 from server.schema.model_name import check_model
 from server.structured.spec import Constraints
 from server.structured.wanted import wanted_grammar
@@ -36,57 +29,38 @@ async def tokens_spec(
     )
     if not len(body.token_ids):
         raise NAMES.refuse("prompts", "must not be empty, got an empty list")
-    constraints = Constraints(wanted_grammar(None, wanted.structured_outputs))
+    options, constraints = (
+        checked_options(body),
+        Constraints(wanted_grammar(None, wanted.structured_outputs)),
+    )
     if body.return_sampling_mask and wanted.logprobs_mode is None:
         wanted.logprobs_mode = "processed_logprobs"
-    params = await sampling_params(
-        wanted, served, logprobs=wanted.logprobs, constraints=constraints
-    )
+    translation = Translation(served=served, names=NAMES, reply_id=reply_id)
+    params = await translation.params(wanted, logprobs=wanted.logprobs, constraints=constraints)
     if body.return_sampling_mask:
         params = with_support(params, served, NAMES["logprobs_mode"], NAMES["top_k"])
+    form = await translation.full_form(wanted, params, stream=bool(body.stream))
     return GenerationSpec(
         names=NAMES,
         reply_id=reply_id,
         model=model,
         prompts=[body.token_ids],
         params=params,
-        form=await _form(body, params, served),
+        form=msgspec.structs.replace(
+            form,
+            tokens_as_ids=wanted.return_tokens_as_token_ids is not False,
+            return_token_ids=True,
+            usage_at_end=bool(options.include_usage),
+            usage_always=options.usage_always,
+            weight_versions=True,
+            routes=_routes(body, served),
+        ),
         max_tokens=served.info.max_model_len if wanted.max_tokens is None else wanted.max_tokens,
         fits_context=wanted.max_tokens is None,
         constraints=constraints,
         n=wanted.n or 1,
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
-    )
-
-
-async def _form(
-    body: GenerateTokensRequest, params: SamplingParams, served: ServedModel
-) -> ReplyForm:
-    wanted = body.sampling_params
-    options = checked_options(body.stream_options, stream=bool(body.stream))
-    stops = await stop_strings(wanted.stop)
-    form = reply_form(params, served, stream=bool(body.stream), is_parsed=False, stops=stops)
-    num_prompt_top = num_top("prompt_logprobs", wanted.prompt_logprobs, served, NAMES)
-    return msgspec.structs.replace(
-        form,
-        silent_ends=frozenset() if wanted.ignore_eos else form.silent_ends,
-        include_stop=bool(wanted.include_stop_str_in_output),
-        num_prompt_top=num_prompt_top,
-        prompt_explicit_ids=wanted.prompt_logprob_token_ids,
-        prompt_logprobs=prompt_logprobs_params(wanted, params, num_prompt_top, served),
-        tokens_as_ids=wanted.return_tokens_as_token_ids is not False,
-        return_token_ids=True,
-        skip_special_tokens=wanted.skip_special_tokens is not False,
-        spaces_between=wanted.spaces_between_special_tokens is not False,
-        next_token_only=wanted.max_tokens == 0,
-        packed=wanted.logprobs_format == "packed",
-        packed_dtype=packed_dtype(wanted.logprobs_format, wanted.logprobs_dtype),
-        origins=bool(wanted.return_token_origin),
-        usage_at_end=bool(options.include_usage),
-        usage_always=options.usage_always,
-        weight_versions=True,
-        routes=_routes(body, served),
     )
 
 

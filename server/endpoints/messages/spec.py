@@ -24,9 +24,8 @@ from server.endpoints.messages.schema import (
 )
 from server.endpoints.messages.turns import TurnMessages
 from server.errors import bad_request
-from server.generation.form import reply_form, stop_strings
-from server.generation.params import sampling_params
 from server.generation.spec import GenerationSpec
+from server.generation.translation import Translation
 from server.schema.tools import ToolMode
 from server.structured.spec import GrammarSpec
 from server.structured.wanted import json_answer
@@ -93,13 +92,13 @@ async def message_spec(
     Args:
         prompt: of `message_conversation`.
     """
-    params = await sampling_params(body, served, constraints=prompt.constraints)
-    form = reply_form(
+    translation = Translation(served=served, names=body.client_names, reply_id=reply_id)
+    params = await translation.params(body, constraints=prompt.constraints)
+    form = await translation.form(
         params,
-        served,
         stream=bool(body.stream),
         is_parsed=prompt.parsing is not None,
-        stops=await stop_strings(body.stop_sequences),
+        stops=body.stop_sequences,
     )
     return GenerationSpec(
         names=body.client_names,

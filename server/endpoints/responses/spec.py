@@ -20,9 +20,8 @@ from server.endpoints.responses.tools_schema import (
     FunctionChoice,
     SearchTool,
 )
-from server.generation.form import reply_form
-from server.generation.params import sampling_params
 from server.generation.spec import GenerationSpec
+from server.generation.translation import Translation
 from server.schema.tools import ToolMode
 from server.structured.spec import GrammarSpec
 from server.structured.wanted import json_answer
@@ -76,9 +75,9 @@ async def response_spec(
         prompt: of `response_conversation`.
     """
     shows_logprobs = LOGPROBS in (body.include or ()) or body.top_logprobs
-    params = await sampling_params(
+    translation = Translation(served=served, names=body.client_names, reply_id=reply_id)
+    params = await translation.params(
         body,
-        served,
         logprobs=(body.top_logprobs or 0) if shows_logprobs else None,
         constraints=prompt.constraints,
     )
@@ -89,7 +88,7 @@ async def response_spec(
         model=prompt.model,
         prompts=[prompt.token_ids],
         params=params,
-        form=reply_form(params, served, stream=bool(body.stream), is_parsed=is_parsed),
+        form=await translation.form(params, stream=bool(body.stream), is_parsed=is_parsed),
         max_tokens=body.max_output_tokens or served.info.max_model_len,
         fits_context=True,
         constraints=prompt.constraints,

@@ -11,12 +11,12 @@ from engine.request import PromptLogprobsParams, RoutesParams
 from sampling.params import SamplingParams
 from server.endpoints.sglang_generate.schema import GenerateParams, GenerateRequest
 from server.errors import ClientNames, bad_request
-from server.generation.form import ReplyForm, reply_form, stop_strings
-from server.generation.params import num_top, sampling_params
+from server.generation.form import ReplyForm
 from server.generation.routes import routes_params
 from server.generation.served import ServedModel
 from server.generation.spec import GenerationSpec, Prompts
 from server.generation.support import with_support
+from server.generation.translation import Translation
 from server.schema.base import validate
 from server.schema.generation import SamplingFields
 from server.schema.structured import StructuredOutputs
@@ -54,7 +54,8 @@ async def generate_spec(
     constraints = Constraints(wanted_grammar(None, _grammar(wanted)))
     fields = _fields(body, wanted, shows=bool(shows))
     asked = (body.top_logprobs_num or 0) if shows else None
-    params = await sampling_params(fields, served, logprobs=asked, constraints=constraints)
+    translation = Translation(served=served, names=NAMES, reply_id=reply_id)
+    params = await translation.params(fields, logprobs=asked, constraints=constraints)
     if body.return_sampling_mask:
         params = with_support(params, served, "logprobs_mode", "sampling_params.top_k")
     max_tokens = wanted.max_new_tokens
@@ -64,7 +65,7 @@ async def generate_spec(
         model=_model(body.lora_path, served),
         prompts=prompts,
         params=params,
-        form=await _form(body, wanted, params, served, shows=bool(shows)),
+        form=await _form(body, wanted, params, translation, shows=bool(shows)),
         max_tokens=DEFAULT_MAX_NEW_TOKENS if max_tokens is None else max_tokens,
         fits_context=max_tokens is None,
         constraints=constraints,
@@ -145,21 +146,17 @@ async def _form(
     body: GenerateRequest,
     wanted: GenerateParams,
     params: SamplingParams,
-    served: ServedModel,
+    translation: Translation,
     *,
     shows: bool,
 ) -> ReplyForm:
     start = -1 if body.logprob_start_len is None else body.logprob_start_len
-    form = reply_form(
-        params,
-        served,
-        stream=bool(body.stream),
-        is_parsed=False,
-        stops=await stop_strings(wanted.stop),
+    form = await translation.form(
+        params, stream=bool(body.stream), is_parsed=False, stops=wanted.stop
     )
     prompt = None
     if shows and start >= 0:
-        num_top("top_logprobs_num", body.top_logprobs_num, served, NAMES)
+        translation.num_top("top_logprobs_num", body.top_logprobs_num)
         prompt = PromptLogprobsParams(
             start=start + 1,
             num_top=body.top_logprobs_num or 0,
@@ -176,7 +173,7 @@ async def _form(
         spaces_between=wanted.spaces_between_special_tokens is not False,
         next_token_only=wanted.max_new_tokens == 0,
         weight_versions=True,
-        routes=_routes(body, served),
+        routes=_routes(body, translation.served),
     )
 
 

@@ -14,7 +14,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from demo import MODEL_FOLDER
-from server.conversation.messages import known_roles, template_messages
+from server.conversation.messages import template_messages
 from server.conversation.template import LARGE, LONG_CHARS, ChatTemplate
 from server.conversation.template_rendering import Conversation, is_large, make_ready
 from server.errors import ApiError
@@ -109,9 +109,7 @@ async def test_ids_are_those_of_transformers(name: str, tokenizer: Any, made: Ma
     for messages in CONVERSATIONS.values():
         given = [ChatMessage.model_validate(message) for message in messages]
         for generation in (True, False):
-            conversation = Conversation(
-                known_roles(template_messages(given), source), add_generation_prompt=generation
-            )
+            conversation = Conversation(template_messages(given), add_generation_prompt=generation)
             text = await render(template, source, conversation)
             try:
                 expected = tokenizer.apply_chat_template(

@@ -8,33 +8,42 @@ import numpy as np
 import pytest
 
 from engine.request import PromptLogprobsParams
+from sampling.params import SamplingParams
 from server.config import ServerConfig
 from server.errors import ApiError
 from server.generation.prompts import Prompt
 from server.generation.size_limits import (
-    check_num_allowed_ids,
-    check_num_choices,
+    check_counts,
     check_reply_size,
 )
+from server.generation.spec import GenerationSpec
 from server.schema.fields import MAX_ALLOWED_IDS
 from tests.server.conftest import in_process
 from tests.server.generation.pieces import form, spec
 
 CONFIG = ServerConfig(model_names=("m",), max_choices_per_request=12, max_reply_values=1000)
+MANY = ServerConfig(model_names=("m",), max_choices_per_request=1024)
 
 
 def prompts(count: int, length: int, max_tokens: int) -> list[Prompt]:
     return [Prompt(np.zeros(length, dtype=np.int32), None, max_tokens)] * count
 
 
+def counted(num_prompts: int, n: int = 1, num_ids: int = 0) -> GenerationSpec:
+    """A spec of so many prompts, choices of each, and allowed ids."""
+    ids = tuple(range(num_ids)) or None
+    params = SamplingParams(allowed_token_ids=ids)
+    return spec(form(), prompts=["a"] * num_prompts, n=n, params=params)
+
+
 class TestChoices:
     @pytest.mark.parametrize(("num_prompts", "n"), [(12, 1), (1, 12), (3, 4)])
     def test_up_to_the_limit(self, num_prompts: int, n: int) -> None:
-        check_num_choices(num_prompts, n, CONFIG)
+        check_counts(counted(num_prompts, n), CONFIG)
 
     def test_beyond_it_both_factors_are_named(self) -> None:
         with pytest.raises(ApiError, match="at most 12") as caught:
-            check_num_choices(13, 7, CONFIG)
+            check_counts(counted(13, 7), CONFIG)
         assert (caught.value.status, caught.value.param) == (400, "n")
         assert "(--max-choices-per-request), got 13 prompts x n 7 = 91" in caught.value.message
 
@@ -48,10 +57,10 @@ class TestChoices:
 
 class TestAllowedIds:
     def test_each_prompt_takes_them_along(self) -> None:
-        check_num_allowed_ids(1024, 4096)
-        check_num_allowed_ids(1, MAX_ALLOWED_IDS)
+        check_counts(counted(1024, num_ids=4096), MANY)
+        check_counts(counted(1, num_ids=MAX_ALLOWED_IDS), MANY)
         with pytest.raises(ApiError, match="got 1024 prompts x 4097 ids") as caught:
-            check_num_allowed_ids(1024, 4097)
+            check_counts(counted(1024, num_ids=4097), MANY)
         assert (caught.value.status, caught.value.param) == (400, "allowed_token_ids")
 
     async def test_the_engine_never_hears_of_it(self) -> None:
