@@ -125,7 +125,7 @@ class EventWriter:
         self._has_begun = False
 
     def _usage(self) -> Json:
-        return self._renderer.usage(self._generation.usage())
+        return self._renderer.usage(self._generation.tally.usage())
 
     def chunks(self, changed: list[ReplyChoice]) -> bytes:
         """Write events of what the choice can give out now; there may be none."""
@@ -140,7 +140,7 @@ class EventWriter:
 
     def end(self) -> bytes:
         """Write the last events."""
-        extras = self._renderer.extras(self._generation.draft_metrics())
+        extras = self._renderer.extras(self._generation.tally.draft_metrics())
         return frames(self._shape.end(self._usage(), extras))
 
     def failure(self, error: ApiError) -> bytes:

@@ -109,7 +109,7 @@ def known_roles(messages: Sequence[Message], source: str) -> list[Message]:
     """The same messages, a developer's as the system's where the template does not know them."""
     if DEVELOPER in source:
         return list(messages)
-    return [m | {"role": "system"} if m["role"] == DEVELOPER else m for m in messages]
+    return [m | {"role": "system"} if m.get("role") == DEVELOPER else m for m in messages]
 
 
 def _rendered(rendering: Rendering, messages: list[Message]) -> str:

@@ -32,7 +32,7 @@ async def answer(
         make_writer: makes the writer of a stream.
     """
     account = account_of(request.scope)
-    account.usage, account.report = generation.usage, generation.report
+    account.usage, account.report = generation.tally.usage, generation.tally.report
     account.release_body()
     await generation.submit()
     if generation.prepared.spec.form.stream:
@@ -45,7 +45,7 @@ async def _plain_reply(generation: Generation, renderer: Renderer, request: Requ
     with CancelOnDisconnect(request.receive):
         with generation:
             await finish(generation, renderer)
-        ends = generation.usage(), generation.draft_metrics()
+        ends = generation.tally.usage(), generation.tally.draft_metrics()
         write, choices = renderer.reply, generation.choices
         return json_reply(await _render(generation, renderer, choices, write, *ends))
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Protocol
 
 from engine.request import Finish, Request
-from engine.stats import DraftStats
 from engine.submission import EngineDeadError, Entry, Submission
 from server.errors import ApiError
 from server.generation.choice import ReplyChoice
 from server.generation.prepare import PreparedRequest
 from server.generation.prompts import Prompt
 from server.generation.routes import Routes
-from server.http.account import GenerationReport
+from server.generation.tally import Tally
 from server.http.failures import failed_request, lost_engine
 
 logger = logging.getLogger("tailrace")
@@ -25,7 +21,6 @@ logger = logging.getLogger("tailrace")
 SUBMIT_SLICE = 32
 """Prompts submitted in one turn of the event loop."""
 
-_NO_TIMES: tuple[float, ...] = (0.0, 0.0, 0.0)
 _FAILURES = frozenset(
     (
         *(Finish.ABORT, Finish.NAN, Finish.ERROR),
@@ -56,7 +51,7 @@ class Generation:
 
     Attributes:
         prepared: the request.
-        num_cached: prompt tokens served from the prefix cache, by prompt.
+        tally: what it took and gave so far.
         failure: the error that ended the request before all choices had ended.
         recording: keeps what comes; None for nobody.
     """
@@ -64,21 +59,15 @@ class Generation:
     def __init__(self, prepared: PreparedRequest) -> None:
         served = prepared.served
         self.prepared = prepared
-        self.num_cached = [0] * len(prepared.prompts)
         self.failure: ApiError | None = None
         self.recording: Recording | None = None
         self._engine = served.engine
         self._tokenizer = served.tokenizer
         self._admission = served.admission
-        self._metrics = served.metrics
-        self._began = time.perf_counter()
         self._choices: dict[int, ReplyChoice] = {}
-        self._num_unfinished = prepared.num_choices
-        self._num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prepared.prompts)
-        self._num_generated = 0
+        self.tally = Tally(prepared, self._choices)
         self._is_admitted = False
         self._is_cancelled = False
-        self._times = _NO_TIMES
         self._submissions: list[Submission] = []
         self._arrived = asyncio.Event()
 
@@ -90,7 +79,7 @@ class Generation:
     @property
     def ended(self) -> bool:
         """Whether every choice has ended."""
-        return self._num_unfinished == 0
+        return self.tally.num_unfinished == 0
 
     async def submit(self) -> None:
         """Send every prompt, a slice of them in each turn of the event loop; log them if asked to.
@@ -185,13 +174,11 @@ class Generation:
                     self._finish(choice, submission, entry)
                 continue
             choice.prompt_logprobs = submission.prompt_logprobs
-            self.num_cached[prompt_idx] = max(self.num_cached[prompt_idx], entry.num_cached)
+            self.tally.note(prompt_idx, entry)
             changed[choice.index] = choice
             before = choice.num_generated
-            if (times := entry.times) is not None:
-                self._note_times(times.tolist())
             ended = choice.feed(entry)
-            self._num_generated += choice.num_generated - before
+            self.tally.num_generated += choice.num_generated - before
             if ended and entry.finish == Finish.RUNNING:  # a stop string ended it
                 self._engine.abort(submission.handle, entry.choice)
                 choice.awaits_routes = self.prepared.spec.form.routes is not None
@@ -219,20 +206,13 @@ class Generation:
         self._choices[index] = choice = ReplyChoice(index, prompt_idx, form, detokenizer)
         return choice
 
-    def _note_times(self, times: list[float]) -> None:
-        """Keep the earliest of each kind of time; 0 means one that did not come yet."""
-        pairs = zip(self._times, times, strict=True)
-        self._times = tuple(min(known or new, new or known) for known, new in pairs)
-
     def _finish(self, choice: ReplyChoice, submission: Submission, entry: Entry) -> None:
         """Count a choice that ended, and take what is reported at its end."""
         if (routes := submission.routes.pop(entry.choice, None)) is not None:
             num_prompt = len(self.prepared.prompts[choice.prompt_idx].token_ids)
             choice.routes = Routes.of(routes, num_prompt + choice.num_shown)
-        self._num_unfinished -= 1
         self._admission.release(1)
-        self._metrics.finished[choice.finish_reason or "error"].inc()
-        self._metrics.generation_lens.observe(choice.num_generated)
+        self.tally.finish(choice)
 
     def cancel(self, error: ApiError) -> None:
         """Let whoever waits for choices get this error."""
@@ -240,54 +220,6 @@ class Generation:
             self.failure = error
             self._is_cancelled = True
             self._arrived.set()
-
-    def usage(self) -> dict[str, Any]:
-        """Tokens in and out so far."""
-        num_prompt, num_generated = self._num_prompt_tokens, self._num_generated
-        usage: dict[str, Any] = {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_generated,
-            "total_tokens": num_prompt + num_generated,
-        }
-        if self.prepared.spec.form.usage_cached:
-            usage["prompt_tokens_details"] = {"cached_tokens": sum(self.num_cached)}
-        return usage
-
-    def _draft_stats(self) -> DraftStats | None:
-        """Counts of the drafts of all choices so far; None without a drafter."""
-        counts = [c.drafts for c in self._choices.values() if c.drafts is not None]
-        return DraftStats.of(np.sum(counts, axis=0)) if counts else None
-
-    def draft_metrics(self) -> dict[str, Any] | None:
-        """Counts of the drafts of all choices so far; None without a drafter."""
-        if (stats := self._draft_stats()) is None:
-            return None
-        return {
-            "num_drafts": stats.num_drafts,
-            "num_draft_tokens": stats.num_draft_tokens,
-            "num_accepted_tokens": stats.num_accepted,
-            "acceptance_per_position": stats.acceptance,
-        }
-
-    def report(self) -> GenerationReport:
-        """What the request asked for and what came of it so far."""
-        prepared = self.prepared
-        queued_at, started_at, drew_at = self._times
-        return GenerationReport(
-            model=prepared.spec.model,
-            reply_id=prepared.spec.reply_id,
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_cached=sum(self.num_cached),
-            num_generated=self._num_generated,
-            params=prepared.spec.params,
-            max_tokens=max(prompt.max_tokens for prompt in prepared.prompts),
-            num_choices=prepared.num_choices,
-            finish_reasons=tuple(c.finish_reason for c in self.choices if c.finish_reason),
-            drafts=self._draft_stats(),
-            queued_at=queued_at,
-            started_at=started_at,
-            drew_at=drew_at,
-        )
 
     def __enter__(self) -> Generation:
         return self
@@ -307,16 +239,5 @@ class Generation:
             if not submission.finished:
                 self._engine.abort(submission.handle)
             self._admission.leave(submission)
-        self._admission.release(self._num_unfinished)
-        self._account("abort" if self._is_cancelled else reason)
-
-    def _account(self, reason: str) -> None:
-        metrics, prepared = self._metrics, self.prepared
-        metrics.finished[reason].inc(self._num_unfinished)
-        metrics.e2e.observe(time.perf_counter() - self._began)
-        metrics.prompt_tokens.inc(self._num_prompt_tokens)
-        metrics.generation_tokens.inc(self._num_generated)
-        for prompt in prepared.prompts:
-            metrics.prompt_lens.observe(len(prompt.token_ids))
-            metrics.params_max_tokens.observe(prompt.max_tokens)
-        metrics.params_n.observe(prepared.spec.n)
+        self._admission.release(self.tally.num_unfinished)
+        self.tally.close("abort" if self._is_cancelled else reason)

@@ -9,20 +9,17 @@ import msgspec
 import numpy as np
 import orjson
 
-from engine.arrays import Int32Array
 from engine.request import Origin, PromptLogprobs
 from server.generation.choice import Piece, ReplyChoice
-from server.generation.echo import Echo, echo_of
 from server.generation.logprobs import (
     Columns,
     LogprobWriter,
-    fragment,
     join_columns,
     packed_logprobs,
     value_rows,
 )
 from server.generation.prepare import PreparedRequest
-from server.text.packed import packed
+from server.generation.prompt_report import PromptReport, start_of
 
 _ORIGINS = [origin.name.lower() for origin in Origin]
 _NO_VALUES = np.zeros(0, dtype=np.float32)
@@ -73,14 +70,8 @@ class Renderer:
             or form.return_token_ids
             or form.explicit_ids is not None
         )
-        self._echoes: dict[int, Echo] = {}
+        self._prompt_report = PromptReport(prepared, self._writer)
         self._ahead: dict[int, list[WrittenPiece]] = {}
-
-    def _echo(self, prompt_idx: int) -> Echo:
-        if prompt_idx not in self._echoes:
-            prompt = self._prepared.prompts[prompt_idx]
-            self._echoes[prompt_idx] = echo_of(prompt, self._form, self._tokenizer)
-        return self._echoes[prompt_idx]
 
     def choice(self, index: int, prompt_idx: int, piece: Piece) -> dict[str, Any]:
         """Make a choice object of a reply or a chunk: a piece after those written ahead."""
@@ -147,7 +138,7 @@ class Renderer:
         """What a choice object of these pieces says."""
         text = "".join(piece.text for piece in pieces)
         if pieces[0].first and self._form.echo:
-            text = self._echo(prompt_idx).text + text
+            text = self._prompt_report.echo(prompt_idx).text + text
         return {"text": text}
 
     def _write(self, index: int, prompt_idx: int, piece: Piece) -> WrittenPiece:
@@ -196,7 +187,7 @@ class Renderer:
         """Where the tokens of a piece begin, the echoed text included."""
         if not self._form.echo:
             return piece.starts
-        offset = len(self._echo(prompt_idx).text)
+        offset = len(self._prompt_report.echo(prompt_idx).text)
         return [offset + start for start in piece.starts]
 
     def _columns(self, prompt_idx: int, piece: Piece) -> list[Columns]:
@@ -205,7 +196,9 @@ class Renderer:
         if form.num_top is None or form.packed:
             return []
         token_ids = np.array(piece.token_ids, dtype=np.int32)
-        parts = self._echoed(prompt_idx, piece) if piece.first and form.echo else []
+        parts: list[Columns] = []
+        if piece.first and form.echo:
+            parts = self._prompt_report.columns(prompt_idx, piece.prompt_logprobs)
         if piece.logprobs is not None and piece.token_ids:
             starts, explicit = self._starts(prompt_idx, piece), form.explicit_ids or ()
             shown = (token_ids, starts, piece.logprobs, form.num_top, explicit)
@@ -214,26 +207,15 @@ class Renderer:
             parts.append(self._writer.without_values(token_ids[:0], []))
         return parts
 
-    def _echoed(self, prompt_idx: int, piece: Piece) -> list[Columns]:
-        """Columns of the prompt's tokens: those without values, then those with."""
-        token_ids, echo = self._prepared.prompts[prompt_idx].token_ids, self._echo(prompt_idx)
-        start = _start(token_ids, piece.prompt_logprobs)
-        parts = [self._writer.without_values(token_ids[:start], echo.starts[:start])]
-        if piece.prompt_logprobs is not None:
-            arrays, num_top = piece.prompt_logprobs.logprobs, self._form.num_top or 0
-            shown = (token_ids[start:], echo.starts[start:], arrays, num_top)
-            parts.append(self._writer.with_values(*shown))
-        return parts
-
     def _packed(self, prompt_idx: int, piece: Piece) -> dict[str, Any]:
         parts = [piece.logprobs] if piece.logprobs is not None and piece.token_ids else []
         token_ids = np.array(piece.token_ids, dtype=np.int32)
         start, starts = 0, self._starts(prompt_idx, piece)
         if piece.first and self._form.echo:
-            prompt, reported = self._prepared.prompts[prompt_idx].token_ids, piece.prompt_logprobs
-            start = _start(prompt, reported)
+            prompt, reported = self._prompt_report.token_ids(prompt_idx), piece.prompt_logprobs
+            start = start_of(prompt, reported)
             token_ids = np.concatenate([prompt, token_ids])
-            starts = self._echo(prompt_idx).starts + starts
+            starts = self._prompt_report.echo(prompt_idx).starts + starts
             parts = ([] if reported is None else [reported.logprobs]) + parts
         offsets = np.array(starts, dtype=np.int32)
         num_top, dtype = self._form.num_top or 0, self._form.packed_dtype
@@ -243,49 +225,7 @@ class Renderer:
         self, prompt_idx: int, reported: PromptLogprobs | None, *, is_first: bool = True
     ) -> dict[str, Any]:
         """What a choice's first piece reports of its prompt, besides `echo`, or a further part."""
-        form = self._form
-        fields: dict[str, Any] = {}
-        token_ids = self._prepared.prompts[prompt_idx].token_ids
-        if form.return_token_ids and is_first:
-            fields["prompt_token_ids"] = token_ids.tolist()
-        start = _start(token_ids, reported)
-        if form.num_prompt_top is not None:
-            fields["prompt_logprobs"] = self._prompt_logprobs(token_ids, start, reported)
-        if form.prompt_explicit_ids is not None:
-            fields["prompt_logprob_token_ids"] = self._prompt_explicit(start, reported)
-        return fields
-
-    def _prompt_explicit(self, start: int, reported: PromptLogprobs | None) -> dict[str, Any]:
-        form, wanted = self._form, self._form.prompt_logprobs
-        ids = form.prompt_explicit_ids
-        assert ids is not None
-        width = ids.shape[-1]
-        explicit = _NO_VALUES if reported is None else reported.logprobs.explicit[:, :width]
-        if wanted is not None and wanted.id_lists is not None:
-            ids = ids[start - wanted.start :][: len(explicit)]
-        return {
-            "start": start,
-            "token_ids": packed(ids) if form.packed and ids.ndim == 2 else ids.tolist(),
-            "logprobs": value_rows(explicit.reshape(-1, width), form.packed, form.packed_dtype),
-        }
-
-    def _prompt_logprobs(
-        self, token_ids: Int32Array, start: int, reported: PromptLogprobs | None
-    ) -> Any:
-        num_top = self._form.num_prompt_top or 0
-        if self._form.packed:
-            parts = [] if reported is None else [reported.logprobs]
-            if self._form.by_part:  # a part has its own ids alone
-                count = 0 if reported is None else len(reported.logprobs.chosen)
-                token_ids = token_ids[start : start + count]
-            dtype = self._form.packed_dtype
-            arrays = packed_logprobs(token_ids, start, parts, num_top, dtype=dtype)
-            return {**arrays, "mode": self._form.mode}
-        items = ["null"] * start
-        if reported is not None:
-            entries = self._writer.prompt_entries(token_ids[start:], reported.logprobs, num_top)
-            items.append(entries)
-        return fragment(",".join(items))
+        return self._prompt_report.fields(prompt_idx, reported, is_first=is_first)
 
     def reply(
         self, choices: list[ReplyChoice], usage: dict[str, Any], metrics: dict[str, Any] | None
@@ -338,15 +278,4 @@ class Renderer:
     @property
     def prompt_is_big(self) -> bool:
         """Whether what first pieces report of the prompts is to be rendered off the event loop."""
-        prepared, form = self._prepared, self._form
-        if not form.shows_prompt:
-            return False
-        wanted = form.prompt_logprobs
-        per_token = 1 if wanted is None else 3 + wanted.num_top + wanted.num_explicit
-        num_tokens = sum(len(prompt.token_ids) for prompt in prepared.prompts)
-        return num_tokens * per_token * prepared.spec.n > INLINE_VALUES
-
-
-def _start(token_ids: Int32Array, reported: PromptLogprobs | None) -> int:
-    """The first position of a prompt that has values; the prompt's length where none has."""
-    return len(token_ids) if reported is None else reported.start
+        return self._prompt_report.num_values > INLINE_VALUES

@@ -97,7 +97,7 @@ class ChunkWriter:
     def _last_tail(self, tail: bytes) -> bytes:
         """The tail of the last chunk that has a choice, and what is reported of the whole."""
         whole: dict[str, Any] = {}
-        if (metrics := self._generation.draft_metrics()) is not None:
+        if (metrics := self._generation.tally.draft_metrics()) is not None:
             whole["metrics"] = metrics
         if self._prepared.ignored_keywords:
             whole["ignored_keywords"] = self._prepared.ignored_keywords
@@ -109,7 +109,7 @@ class ChunkWriter:
         return b'],"usage":' + orjson.dumps(self._usage()) + b"}\n\n"
 
     def _usage(self) -> dict[str, Any]:
-        return self._renderer.usage(self._generation.usage())
+        return self._renderer.usage(self._generation.tally.usage())
 
     @property
     def begins_big(self) -> bool:

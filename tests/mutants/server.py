@@ -160,7 +160,7 @@ SERVER = (
         "server/generation/translation.py",
         "None if seed == -1 else seed",
         "None if seed == -1 else seed or None",
-        ("tests/server/generation/test_params.py::TestToTheEngine::test_seed_zero_is_a_seed",),
+        ("tests/server/generation/test_translation.py::TestToTheEngine::test_seed_zero_is_a_seed",),
     ),
     Mutant(
         "max-completion-tokens-0-counts-as-none",
@@ -277,7 +277,9 @@ SERVER = (
         "server/generation/translation.py",
         "if name not in _OWN]",
         'if name not in _OWN and name != "min_p"]',
-        ("tests/server/generation/test_params.py::TestToTheEngine::test_every_sampling_field",),
+        (
+            "tests/server/generation/test_translation.py::TestToTheEngine::test_every_sampling_field",
+        ),
     ),
     Mutant(
         "a-grammar-beside-thoughts-begins-with-them",

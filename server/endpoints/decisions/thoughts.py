@@ -67,7 +67,7 @@ async def think(
     return Thoughts(
         texts=[_text(choice) for choice in choices],
         num_prompt_tokens=len(openings.prefix) + sum(map(len, openings.rests)),
-        num_cached=min(*generation.num_cached, len(openings.prefix)),
+        num_cached=min(*generation.tally.num_cached, len(openings.prefix)),
         num_tokens=sum(choice.num_generated for choice in choices),
     )
 

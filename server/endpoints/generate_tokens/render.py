@@ -203,13 +203,15 @@ class TokenChunkWriter:
         return b"".join(frames)
 
     def _frame(self, choices: list[dict[str, Any]], *, with_usage: bool) -> bytes:
-        usage = self._generation.usage() if with_usage else {}
+        usage = self._generation.tally.usage() if with_usage else {}
         whole = self._renderer.whole(usage, None)
         if self._has_begun:  # of the prompt the first chunk alone tells
             whole = {name: value for name, value in whole.items() if not name.startswith("prompt_")}
         self._has_begun = True
         whole["usage"] = usage or None
-        whole["metrics"] = self._generation.draft_metrics() if self._generation.ended else None
+        whole["metrics"] = (
+            self._generation.tally.draft_metrics() if self._generation.ended else None
+        )
         return b"data: " + orjson.dumps({"choices": choices, **whole}) + b"\n\n"
 
     def end(self) -> bytes:

@@ -93,8 +93,8 @@ class ResponseRecording:
         self._key = None
         renderer, generation = self._renderer, self._generation
         if error is None:
-            usage = renderer.usage(generation.usage())
-            reply = self._shape.reply(usage, renderer.extras(generation.draft_metrics()))
+            usage = renderer.usage(generation.tally.usage())
+            reply = self._shape.reply(usage, renderer.extras(generation.tally.draft_metrics()))
         else:
             reply = self._shape.broken(error)
         run = GeneratedRun(self._prompt_chars, np.array(renderer.token_ids, dtype=np.int32))

@@ -169,7 +169,7 @@ class GenerateWriter:
         events = []
         for choice in changed:
             if (piece := choice.take()) is not None:
-                cached = self._generation.num_cached[choice.prompt_idx]
+                cached = self._generation.tally.num_cached[choice.prompt_idx]
                 body = self._renderer.object_of(choice, piece, cached)
                 if self._generation.prepared.num_choices > 1:
                     body["index"] = choice.index

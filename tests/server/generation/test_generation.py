@@ -54,7 +54,11 @@ async def test_from_submission_to_the_end(site: Site) -> None:
         assert generation.ended
         assert await generation.update() == []
     assert [(c.index, c.prompt_idx) for c in generation.choices] == [(0, 0), (1, 0), (2, 1), (3, 1)]
-    assert generation.usage() == {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
+    assert generation.tally.usage() == {
+        "prompt_tokens": 5,
+        "completion_tokens": 12,
+        "total_tokens": 17,
+    }
     assert site.context.admission.num_in_flight == 0
     assert site.engine.aborted == []
     assert ended(site, "length") == 4
@@ -66,8 +70,8 @@ async def test_times_are_the_earliest_of_all_choices(site: Site) -> None:
     """Choices are read in any order; 0 is a time that did not come yet."""
     generation = await generation_of(site)
     for times in ([5.0, 0.0, 0.0], [4.0, 7.0, 0.0], [6.0, 6.0, 9.0], [4.5, 8.0, 0.0]):
-        generation._note_times(times)
-    report = generation.report()
+        generation.tally.note_times(times)
+    report = generation.tally.report()
     assert (report.queued_at, report.started_at, report.drew_at) == (4.0, 6.0, 9.0)
 
 
@@ -158,9 +162,9 @@ async def test_cached_tokens_and_drafts_are_told_where_there_are_any(site: Site)
         with generation:
             await generation.submit()
             await finish(generation)
-        assert generation.num_cached == [2, 1]
-        assert generation.usage()["prompt_tokens_details"] == {"cached_tokens": 3}
-        assert generation.draft_metrics() is None
+        assert generation.tally.num_cached == [2, 1]
+        assert generation.tally.usage()["prompt_tokens_details"] == {"cached_tokens": 3}
+        assert generation.tally.draft_metrics() is None
 
 
 async def test_a_prompt_of_one_token_asks_for_no_prompt_logprobs(site: Site) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from server.generation.echo import Echo, echo_of
+from server.generation.prompt_report import Echo, echo_of
 from server.generation.prompts import Prompt
 from server.text.tokenizer import Tokenizer
 from tests.fakes import BOS, EOS, byte_tokenizer
