@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.types import Scope
@@ -75,7 +75,7 @@ class RequestAccount:
         usage: tells the tokens of a request that generates; None for other requests.
         report: tells more, also of a request that scores.
         without_effect: names of fields of the body that had none.
-        body_memory: what a large body may take; None for others.
+        body_memory: what a large body may take, and what it was parsed into.
         owner: digest of the API key that the request came with; empty where there are no keys.
     """
 
@@ -87,14 +87,14 @@ class RequestAccount:
     usage: Callable[[], dict[str, Any]] | None = None
     report: Callable[[], GenerationReport] | None = None
     without_effect: Sequence[str] = ()
-    body_memory: Lease | None = None
+    body_memory: list[Lease] = field(default_factory=list)
     owner: bytes = b""
 
     def release_body(self) -> None:
         """Let others have the memory of the body, of which nothing large is kept; twice does no
         harm."""
-        if self.body_memory is not None:
-            self.body_memory.release()
+        for lease in self.body_memory:
+            lease.release()
 
 
 def attach(scope: Scope, account: RequestAccount) -> None:

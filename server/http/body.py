@@ -3,7 +3,8 @@
 Parsing JSON holds Python's lock from end to end, so a thread would not help: a body above
 `INLINE_BYTES`, or of many objects, is parsed and checked in another process
 (`server.http.large_bodies`), from which ids come back as arrays. Bodies above it wait until there
-is memory for them; their clients wait to send them.
+is memory for them, where their clients wait to send them, and again until there is for what they
+are parsed into.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from starlette.types import Receive, Scope
 
 from server.errors import ApiError
 from server.http.account import account_of, header
-from server.http.body_memory import BodyMemory
+from server.http.body_memory import PARSED_BYTES, BodyMemory, parsed_bytes
 from server.http.content import MAX_RATIO, check_content_type, content_encoding, decompress
 from server.http.disconnect import ClientGoneError
 from server.http.large_bodies import PARSE_S, decode_large
@@ -52,7 +53,7 @@ class BodyReader:
     ) -> None:
         self._accepts_unknown = accepts_unknown
         self._max_bytes = max_body_bytes
-        self._memory = BodyMemory()
+        self._memory, self._parsed_memory = BodyMemory(), BodyMemory(PARSED_BYTES)
         self._pool = pool
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
@@ -66,7 +67,7 @@ class BodyReader:
         if len(raw) <= INLINE_BYTES and raw.count(b"{") <= INLINE_OBJECTS:
             body, without_effect = decode_adopted(kind, bytes(raw), self._accepts_unknown)
         else:
-            body, without_effect = await self._decode_elsewhere(kind, raw)
+            body, without_effect = await self._decode_elsewhere(kind, raw, request.scope)
         account_of(request.scope).without_effect = without_effect
         return body
 
@@ -116,7 +117,7 @@ class BodyReader:
                 continue
             body += chunk
             if deadline is None and (wanted := self._memory_for(come, size, is_compressed)):
-                account_of(scope).body_memory = await self._memory.lease(wanted)
+                account_of(scope).body_memory.append(await self._memory.lease(wanted))
                 deadline = time.monotonic() + GRACE_S + (size or self._max_bytes) / LEAST_RATE
         if too_long:
             raise self._too_long(declared or str(come))
@@ -139,7 +140,11 @@ class BodyReader:
             headers={"connection": "close"},
         )
 
-    async def _decode_elsewhere(self, kind: type[Body], raw: bytearray) -> tuple[Body, list[str]]:
+    async def _decode_elsewhere(
+        self, kind: type[Body], raw: bytearray, scope: Scope
+    ) -> tuple[Body, list[str]]:
+        lease = await self._parsed_memory.lease(parsed_bytes(raw))
+        account_of(scope).body_memory.append(lease)
         try:
             return await self._pool.run(PARSE_S, decode_large, kind, raw, self._accepts_unknown)
         except (TimeoutError, MemoryError):

@@ -10,6 +10,12 @@ from server.work.processes import trim_memory
 
 LARGE_BYTES = 128 << 20
 """Bytes of large bodies that one front holds at once, or one body, however large."""
+PARSED_BYTES = 64 << 20
+"""Bytes of what large bodies were parsed into, until a prompt was made of it. Less than of bodies:
+of memory for small objects Python gives back what is free in one piece, so some of it stays."""
+OBJECT_BYTES = 1 << 10
+"""What a JSON object takes once it is parsed, the text in it aside: a message some 850 bytes, and
+200 more as a template takes it."""
 MAX_WAITING = 1024
 """Large bodies that wait for memory; their clients' sockets are not read meanwhile."""
 TRIM_S = 0.5
@@ -27,6 +33,11 @@ class Lease:
         """Let others have them; done again at the request's end, for what was kept until then."""
         self._memory.give_back(self._num_bytes)
         self._num_bytes = 0
+
+
+def parsed_bytes(raw: bytes | bytearray) -> int:
+    """About what a body takes once it is parsed."""
+    return len(raw) + OBJECT_BYTES * raw.count(b"{")
 
 
 class BodyMemory:

@@ -9,6 +9,7 @@ import tracemalloc
 import zlib
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import Any
 
 import httpx
 import numpy as np
@@ -17,12 +18,12 @@ import pytest
 
 from server.endpoints.completions.schema import CompletionRequest
 from server.errors import ApiError
-from server.http.body import INLINE_BYTES
-from server.http.body_memory import BodyMemory, Lease
+from server.http.body import INLINE_BYTES, INLINE_OBJECTS
+from server.http.body_memory import BodyMemory, Lease, parsed_bytes
 from server.http.content import FORM, decompress
 from server.http.large_bodies import _num_separators, decode_large
 from tests.fakes import FakeEngine
-from tests.server.conftest import Site, error_of, in_process, on_a_port
+from tests.server.conftest import Site, error_of, eventually, in_process, on_a_port
 from tests.server.slowness import slowness
 from tests.server.waits import LIMIT_S, longest_wait
 
@@ -279,13 +280,52 @@ async def test_a_compressed_body_has_memory_for_its_bytes_and_for_what_they_beco
 
     monkeypatch.setattr(BodyMemory, "lease", noting)
     text = np.random.default_rng(0).bytes(INLINE_BYTES).hex()
-    packed = gzip.compress(orjson.dumps({"prompt": "a", "metadata": {"a": text}}), mtime=0)
+    plain = orjson.dumps({"prompt": "a", "metadata": {"a": text}})
+    packed = gzip.compress(plain, mtime=0)
     assert INLINE_BYTES < len(packed) < 2 * INLINE_BYTES
     async with in_process(max_body_bytes=4 << 20) as site:
         headers = {**JSON, "content-encoding": "gzip"}
         reply = await site.client.post("/v1/completions", content=packed, headers=headers)
         assert reply.status_code == 200, reply.text
-    assert leased == [len(packed) + (4 << 20)]
+    assert leased == [len(packed) + (4 << 20), parsed_bytes(plain)]
+
+
+async def test_what_large_bodies_were_parsed_into_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of twelve conversations that come at once, three are there as objects at any time.
+
+    Their bytes would all have been let in.
+    """
+    message = b'{"role":"user","content":"a"}'
+    raw = b'{"max_tokens":1,"messages":[%b]}' % b",".join([message] * (INLINE_OBJECTS + 1))
+    monkeypatch.setattr("server.http.body.PARSED_BYTES", 3 * parsed_bytes(raw))
+    alive, most = 0, 0
+    async with in_process(chat_template="a") as site:
+        read, encode = site.context.bodies.read, site.context.template.encode
+
+        async def reading(*args: Any) -> Any:
+            nonlocal alive, most
+            body = await read(*args)
+            alive += 1
+            most = max(alive, most)
+            return body
+
+        async def encoding(*args: Any, **more: Any) -> Any:
+            nonlocal alive
+            await eventually(lambda: most >= 3)
+            await asyncio.sleep(0.05)  # in which others would be parsed
+            try:
+                return await encode(*args, **more)
+            finally:
+                alive -= 1
+
+        monkeypatch.setattr(site.context.bodies, "read", reading)
+        monkeypatch.setattr(site.context.template, "encode", encoding)
+        post = partial(site.client.post, "/v1/chat/completions", content=raw, headers=JSON)
+        replies = await asyncio.gather(*[post() for _ in range(12)])
+    assert {reply.status_code for reply in replies} == {200}, replies[0].text
+    assert most == 3
 
 
 async def test_a_big_body_that_is_fine_is_served() -> None:
