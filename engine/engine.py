@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from engine.planning.settle import Settled
 from engine.planning.step_counts import StepCounts
 from engine.planning.timings import Timings
 from engine.planning.unfinished import UnfinishedChoices
+from engine.prerequisites import Prerequisites
 from engine.request import Finish, Request, ScoringRequest, StepOutput
 from engine.rows import Choice, RowTable
 from engine.scoring.queue import ScoringQueue
@@ -97,9 +97,12 @@ class Engine:
             runner, self._table, config.cache.block_size, self._ring.add_routes
         )
         self._timings = Timings()
-        self._arrivals = Arrivals(config.sampling.seed, self._begin)
-        self._pipeline = StepPipeline(runner, self._table, pace, grammars, self._fail)
         self._unfinished = UnfinishedChoices(self._scheduler.enqueue)
+        self._prerequisites = Prerequisites(
+            grammars, self.adapters, on_ready=self._unfinished.start, on_failure=self._end
+        )
+        self._arrivals = Arrivals(config.sampling.seed, self._prerequisites.begin)
+        self._pipeline = StepPipeline(runner, self._table, pace, grammars, self._fail)
         self._counts, self._is_held = StepCounts(), False
 
     @property
@@ -107,22 +110,14 @@ class Engine:
         """Whether `step` has anything to do; nothing where choices only wait for their grammars."""
         if self._is_held:
             return not self.is_quiet
-        num_compiling = 0
-        if self._grammars is not None and not self._grammars.has_compiled:
-            num_compiling = self._grammars.num_waiting
-        if self.adapters is not None:
-            if self.adapters.has_read:
-                return True
-            num_compiling += self.adapters.num_waiting
-        generating = self._unfinished.count > num_compiling or not self._pipeline.is_empty
-        return generating or self._scoring.has_work or self._ring.has_output
+        if self._prerequisites.has_read or not self._pipeline.is_empty:
+            return True
+        generates = self._unfinished.count > self._prerequisites.num_waiting
+        return generates or self._scoring.has_work or self._ring.has_output
 
     def on_compiled(self, wake: Callable[[], None]) -> None:
         """Let `wake` be called, on another thread, when a grammar or adapter is there."""
-        if self._grammars is not None:
-            self._grammars.on_compiled(wake)
-        if self.adapters is not None:
-            self.adapters.on_read(wake)
+        self._prerequisites.on_there(wake)
 
     def submit(self, frontend: bytes, request: Request) -> None:
         """Queue a request's choices; those after the first wait for its prompt to be computed."""
@@ -131,45 +126,12 @@ class Engine:
         self._unfinished.add(choices)
         if refusal := self._refusal(request):
             self._end(choices, Finish.ERROR, refusal)
-        elif not self._adopt(choices):
+        elif not self._prerequisites.adopt(choices):
             self._end(choices, Finish.ADAPTER, f"no adapter {request.adapter!r} is loaded")
         elif request.is_constrained and self._grammars is None:
             self._end(choices, Finish.GRAMMAR, self.info.grammar_error or "no grammars")
         else:
             self._arrivals.begin(choices)
-
-    def _adopt(self, choices: list[Choice]) -> bool:
-        """Give choices the adapter that their request names; False where there is none."""
-        if self.adapters is None:
-            return not choices[0].request.adapter
-        return self.adapters.adopt(choices)
-
-    def _begin(self, choices: list[Choice]) -> None:
-        """Let choices wait for a row, or before that for their adapter and their grammar."""
-        adapter = choices[0].adapter
-        if self.adapters is not None and adapter is not None and not adapter.is_there:
-            self.adapters.await_read(adapter, partial(self._go_on, choices))
-            return
-        is_constrained = choices[0].request.is_constrained
-        if not (is_constrained and self._grammars and self._grammars.hold(choices)):
-            self._unfinished.start(choices)
-
-    def _go_on(self, choices: list[Choice], error: str | None) -> None:
-        """Begin choices whose adapter is there, or end them with the reason why it is not."""
-        if going_on := [choice for choice in choices if not choice.ended]:
-            if error is None:
-                self._begin(going_on)
-            else:
-                self._end(going_on, Finish.ADAPTER, error)
-
-    def _enqueue_compiled(self) -> None:
-        """Enqueue the choices whose grammars were compiled since the last step."""
-        if self._grammars is not None:
-            for choices, error in self._grammars.take_compiled():
-                if error is not None:
-                    self._end(choices, Finish.GRAMMAR, error)
-                elif choices:
-                    self._unfinished.start(choices)
 
     def score(self, frontend: bytes, request: ScoringRequest) -> None:
         """Queue a scoring request. Frontends have checked that it fits the context."""
@@ -291,9 +253,7 @@ class Engine:
         for neither. Steps of scoring run between the two, after the draw, which reads what their
         forwards would overwrite.
         """
-        if self.adapters is not None:
-            self.adapters.settle()
-        self._enqueue_compiled()
+        self._prerequisites.settle()
         if not self._pipeline.is_ahead:
             self._launch(self._plan())
         if (awaiting := self._pipeline.awaiting_draw) is not None:
@@ -404,10 +364,7 @@ class Engine:
     def _forget(self, choice: Choice) -> None:
         """Strike an ended choice from the books; choices that waited for its prompt go on."""
         self._unfinished.end(choice)
-        if self._grammars is not None:
-            self._grammars.forget(choice)
-        if self.adapters is not None and choice.adapter is not None:
-            self.adapters.leave(choice.adapter)
+        self._prerequisites.forget(choice)
         self._timings.ended(choice)
         choice.keep_drafts()
 

@@ -84,9 +84,9 @@ STRUCTURED = (
     ),
     Mutant(
         "a-compile-keeps-the-loop-busy",
-        "engine/engine.py",
-        "num_compiling = self._grammars.num_waiting",
-        "num_compiling = 0",
+        "engine/prerequisites.py",
+        "            count += self._grammars.num_waiting\n",
+        "            pass\n",
         (
             f"{_STRUCTURED}/test_grammars.py"
             "::test_a_choice_that_waits_for_its_grammar_holds_up_nobody",
