@@ -41,7 +41,7 @@ ROOMS = {
         "models.formats",
         *("models.layers", "models.families", "models.fallback"),
         *("models", "weights", "speculation", "runner", "scoring", "planning", "structured"),
-        *("prerequisites", "step_pipeline", "engine"),
+        *("control", "prerequisites", "step_pipeline", "engine"),
         *("startup", "audit", "loop", "process", "parent", "client"),
     ),
     "server": (
@@ -88,6 +88,7 @@ NO_TORCH = [
     *("engine/request.py", "engine/rows.py", "engine/speculative_config.py", "engine/stats.py"),
     *("engine/submission.py", "sampling/params.py"),
     *(str(path.relative_to(ROOT)) for path in (ROOT / "engine/planning").glob("*.py")),
+    *(str(path.relative_to(ROOT)) for path in (ROOT / "engine/control").glob("*.py")),
     *(str(path.relative_to(ROOT)) for path in (ROOT / "engine/scoring").glob("*.py")),
     *(str(path.relative_to(ROOT)) for path in (ROOT / "engine/structured").glob("*.py")),
 ]

@@ -30,8 +30,8 @@ from engine.contracts.weights import (
     WeightTarget,
     WeightUpdateError,
 )
+from engine.control.commands import CommandQueue
 from engine.errors import ControlError
-from engine.planning.commands import CommandQueue
 from engine.planning.drafting import DraftRules
 from engine.request import Finish, ScoringRequest
 from sampling.params import SamplingParams
