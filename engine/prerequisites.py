@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from engine.adapters.book import AdapterBook
+from engine.adapters.registry import AdapterRegistry
 from engine.request import Finish
 from engine.rows import Choice
 from engine.structured.grammars import Grammars
@@ -23,7 +23,7 @@ class Prerequisites:
     def __init__(
         self,
         grammars: Grammars | None,
-        adapters: AdapterBook | None,
+        adapters: AdapterRegistry | None,
         on_ready: Callable[[list[Choice]], None],
         on_failure: Callable[[list[Choice], Finish, str], None],
     ) -> None:

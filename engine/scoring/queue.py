@@ -7,45 +7,27 @@ released when its step is launched, and a request that ends early releases its b
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from engine.adapters.registry import AdapterRegistry
-from engine.arrays import Float32Array
 from engine.config import CacheConfig, SchedulerConfig
 from engine.contracts.adapters import AdapterVersion
 from engine.contracts.runner import StepFailedError, result_of
-from engine.contracts.scoring import ScoringHandle, ScoringResult, ScoringRunner
+from engine.contracts.scoring import ScoringRunner
 from engine.memory.blocks import BlockPool
 from engine.memory.snapshots import SnapshotPool
 from engine.request import Finish, ItemScores, ScoringRequest
 from engine.scoring.holdings import ScoringHoldings
+from engine.scoring.line import ScoringLine
 from engine.scoring.packing import make_plan
 from engine.scoring.progress import ScoringProgress
+from engine.scoring.reading import LaunchedScoring, ReadSpan
 from engine.scoring.states import num_reserved
 from engine.scoring.step import ScoringStepRows
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _ReadSpan:
-    """Positions first .. first + count - 1 of a request, which a step reads."""
-
-    progress: ScoringProgress
-    first: int
-    count: int
-
-
-@dataclass(frozen=True)
-class _Step:
-    handle: ScoringHandle
-    spans: list[_ReadSpan]
 
 
 class ScoringQueue:
@@ -86,11 +68,10 @@ class ScoringQueue:
         self._snapshots = snapshots
         self._adapters = adapters
         self._unfinished: dict[tuple[bytes, int], ScoringProgress] = {}
-        self._waiting: list[tuple[tuple[int, int], ScoringProgress]] = []
+        self._line = ScoringLine(by_priority=self._by_priority)
         self.holdings = ScoringHoldings(cache, pool, snapshots, adapters)
-        self._in_flight: _Step | None = None
-        self._launched: _Step | None = None
-        self._parked: list[tuple[tuple[int, int], ScoringProgress]] | None = None
+        self._in_flight: LaunchedScoring | None = None
+        self._launched: LaunchedScoring | None = None
         self._turn = self._num_updates = 0
         self.num_bad = 0
         self.num_failed = 0
@@ -131,7 +112,7 @@ class ScoringQueue:
         """Let a request wait for blocks, or before that for its adapter."""
         adapter = progress.adapter
         if self._adapters is None or adapter is None or adapter.is_there:
-            self._wait(progress)
+            self._line.push(progress)
         else:
             self._adapters.await_read(adapter, partial(self._go_on, progress))
 
@@ -141,16 +122,7 @@ class ScoringQueue:
             self._end(progress, Finish.ADAPTER, error)
         elif not progress.ended:
             progress.hash_query()
-            self._wait(progress)
-
-    def _wait(self, progress: ScoringProgress) -> None:
-        """Let a request wait for blocks, or park it."""
-        priority = progress.request.priority if self._by_priority else 0
-        entry = (priority, progress.arrival), progress
-        if self._parked is None:
-            heapq.heappush(self._waiting, entry)
-        else:
-            self._parked.append(entry)
+            self._line.push(progress)
 
     def abort(self, frontend: bytes, handle: int) -> None:
         """End a request; one that ended or is unknown is left alone."""
@@ -179,17 +151,15 @@ class ScoringQueue:
     @property
     def num_unparked(self) -> int:
         """Requests that have not ended, but for those that are parked."""
-        return len(self._unfinished) - sum(not each.ended for _, each in self._parked or ())
+        return len(self._unfinished) - self._line.num_parked
 
     def park(self) -> None:
         """Let requests that come from now on wait for `unpark`."""
-        self._parked = self._parked or []
+        self._line.park()
 
     def unpark(self) -> None:
         """Let the parked requests wait for blocks."""
-        parked, self._parked = self._parked or [], None
-        for entry in parked:
-            heapq.heappush(self._waiting, entry)
+        self._line.unpark()
 
     def restart(self, *, num_updates: int | None = None) -> None:
         """Let all requests begin again, with nothing computed; no step is in flight.
@@ -199,8 +169,7 @@ class ScoringQueue:
         """
         if num_updates is not None:
             self._num_updates = num_updates
-        self._waiting.clear()
-        self._parked = None if self._parked is None else []
+        self._line.clear()
         for old in list(self._unfinished.values()):
             if old in self.holdings.active:
                 self.holdings.let_go(old, query_hash=None)
@@ -235,14 +204,14 @@ class ScoringQueue:
         promised = self._num_promised()
         self._admit(promised)
         step = ScoringStepRows(self._pool, self._max_tokens, promised, self._snapshots)
-        spans: list[_ReadSpan] = []
+        spans: list[ReadSpan] = []
         for progress in self._in_turn():
             if not step.budget:
                 break
             first = progress.num_planned
             if step.add(progress):
                 progress.last_turn = self._turn
-                spans.append(_ReadSpan(progress, first, progress.num_planned - first))
+                spans.append(ReadSpan(progress, first, progress.num_planned - first))
         self._turn += 1
         if step.rows:
             keeps_states = self._snapshots is not None
@@ -250,7 +219,7 @@ class ScoringQueue:
             if self._adapters is not None:
                 plan.adapter_loads.extend(self._adapters.take_loads())
             self.num_tokens += len(plan.token_ids)
-            self._launched = _Step(self._runner.launch_scoring(plan), spans)
+            self._launched = LaunchedScoring(self._runner.launch_scoring(plan), spans)
         step.release()
 
     def read_back(self) -> None:
@@ -266,46 +235,14 @@ class ScoringQueue:
             for span in step.spans:
                 self._end(span.progress, Finish.ERROR, str(failure))
             return
-        start = embedded = 0
-        for span in step.spans:
-            if span.progress.request.embeds:
-                self._embed(span, result.hidden[embedded : embedded + span.count])
-                embedded += span.count
+        for span, is_good in step.enter(result):
+            if is_good:
+                self._count(span)
             else:
-                self._enter(span, result, start)
-                start += span.count
+                self.num_bad += 1
+                self._end(span.progress, Finish.NAN)
 
-    def _enter(self, span: _ReadSpan, result: ScoringResult, start: int) -> None:
-        """Enter a request's positions, which begin at `start` in the step's result."""
-        progress, width = span.progress, span.progress.values.shape[1]
-        there = slice(start, start + span.count)
-        if not self._is_good(span, result.others[there]):
-            return
-        mine = slice(span.first, span.first + span.count)
-        progress.values[mine] = result.values[there, :width]
-        progress.others[mine] = result.others[there]
-        progress.best_ids[mine] = result.best_ids[there]
-        progress.best[mine] = result.best[there]
-        progress.log_sums[mine] = result.log_sums[there]
-        self._count(span)
-
-    def _embed(self, span: _ReadSpan, hidden: Float32Array) -> None:
-        """Enter the hidden states of a request's positions."""
-        if self._is_good(span, hidden):
-            span.progress.hidden.append(hidden)
-            self._count(span)
-
-    def _is_good(self, span: _ReadSpan, numbers: Float32Array) -> bool:
-        """Whether a request goes on with what was read; one with NaN ends here."""
-        if span.progress.ended or not span.count:
-            return False
-        if np.isnan(numbers).any():
-            self.num_bad += 1
-            self._end(span.progress, Finish.NAN)
-            return False
-        return True
-
-    def _count(self, span: _ReadSpan) -> None:
+    def _count(self, span: ReadSpan) -> None:
         """Count positions as read, and end the request with the last of them."""
         progress = span.progress
         if not progress.num_read:
@@ -330,11 +267,10 @@ class ScoringQueue:
 
     def _admit(self, promised: int) -> None:
         """Give waiting requests their blocks in order, while there are enough."""
-        while self._waiting:
-            progress = self._waiting[0][1]
+        while (progress := self._line.first) is not None:
             if not progress.ended and not self.holdings.admit(progress, promised):
                 return
-            heapq.heappop(self._waiting)
+            self._line.pop()
 
     # -- planning ---------------------------------------------------------------------------
 

@@ -269,9 +269,9 @@ SCORING = (
     ),
     Mutant(
         "blocks-of-an-aborted-request-become-known",
-        "engine/scoring/queue.py",
-        "if span.progress.ended or not span.count:",
-        "if not span.count:",
+        "engine/scoring/reading.py",
+        "return bool(self.count) and not self.progress.ended",
+        "return bool(self.count)",
         (
             "tests/engine/scoring/test_step.py"
             "::test_nothing_is_entered_for_a_request_that_ended_while_its_step_ran",
