@@ -19,8 +19,10 @@ from engine.engine import Engine
 from engine.errors import first_line
 from engine.kernels.invariant.product import use_uncut_products
 from engine.memory.sleeping import FixedMemory, SleepingMemory
-from engine.models.loader import eos_token_ids, fp8_lack, load_model, max_position
+from engine.models.expected import eos_token_ids, max_position
+from engine.models.loader import load_model
 from engine.models.reference import Reference
+from engine.models.refusals import fp8_lack
 from engine.parallel.lead import LeadReader, LeadRunner
 from engine.planning.drafting import draft_rules
 from engine.progress import phase

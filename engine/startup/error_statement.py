@@ -23,7 +23,7 @@ from engine.config import EngineConfig
 from engine.contracts.info import ErrorStatement
 from engine.contracts.model import CausalLM
 from engine.memory.states import text_states
-from engine.models.loader import max_position
+from engine.models.expected import max_position
 from engine.models.reference import Reference, attention_of_text
 from engine.progress import phase
 from engine.startup.error_text import NUM_TOKENS, error_text

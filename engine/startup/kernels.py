@@ -15,7 +15,7 @@ from engine.batch import RequestRows
 from engine.config import EngineConfig
 from engine.contracts.model import CausalLM
 from engine.memory.pages import KVCache
-from engine.models.loader import ExpectedModel, expected_model
+from engine.models.expected import ExpectedModel, expected_model
 from engine.planning.drafting import draft_rules
 from engine.progress import phase
 from engine.runner.graphs.decode_step import launch_ends

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from engine.config import ConfigError, EngineConfig
-from engine.models.loader import check_ranks
+from engine.models.refusals import check_ranks
 from engine.models.weights.shares import RANKS_FLAG
 from engine.parallel.collectives import GlooExchange
 from engine.parallel.messages import RankTest

@@ -74,7 +74,7 @@ def run_audit(given: dict[str, Any], settings: Settings, config: EngineConfig) -
 
 def _served(settings: Settings, config: EngineConfig) -> Served:
     """What the flags say of the server, as for `tailrace serve`."""
-    from engine.models.loader import eos_token_ids  # imports torch
+    from engine.models.expected import eos_token_ids  # imports torch
 
     http = server_config(settings, config)
     defaults = {

@@ -29,9 +29,10 @@ from engine.config import EngineConfig
 from engine.contracts.attention import AttentionInputs
 from engine.memory.pages import KVCache
 from engine.memory.states import text_states
+from engine.models.expected import max_position, resolve_dtype
 from engine.models.formats.config import quantization as quantization_of
 from engine.models.kv_scales import stored_kv_scales
-from engine.models.loader import load_model, max_position, resolve_dtype
+from engine.models.loader import load_model
 from engine.models.model_config import read_config
 from engine.models.reference import Reference
 from engine.models.weights.folder import model_folder, read_json

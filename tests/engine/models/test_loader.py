@@ -18,8 +18,9 @@ from transformers import (
 from engine.config import ModelConfig
 from engine.errors import ModelError
 from engine.models.decoder import Decoder
+from engine.models.expected import eos_token_ids, resolve_dtype
 from engine.models.fallback.model import FallbackModel
-from engine.models.loader import _warn_if_untested, eos_token_ids, fp8_lack, resolve_dtype
+from engine.models.refusals import _warn_if_untested, fp8_lack
 from tests.engine.models.serving import GROUPED, SIZES, VOCAB, load, write_tiny
 
 

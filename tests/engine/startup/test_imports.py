@@ -13,7 +13,7 @@ from engine.startup.imports import import_config_class
 import_config_class({str(MODEL_FOLDER)!r})
 import torch
 from engine.config import ModelConfig
-from engine.models.loader import expected_model
+from engine.models.expected import expected_model
 assert expected_model(ModelConfig(model={str(MODEL_FOLDER)!r}), torch.device("cpu")).vocab_size
 assert "transformers.utils.type_validators" in sys.modules, "nothing checks configs any more"
 import engine.startup.build

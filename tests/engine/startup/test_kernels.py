@@ -19,7 +19,7 @@ from engine.attention.modules import Loading, Module
 from engine.batch import RequestRows
 from engine.config import EngineConfig, ModelConfig, SamplingConfig
 from engine.contracts.attention import AttentionSpec
-from engine.models.loader import expected_model
+from engine.models.expected import expected_model
 from engine.speculative_config import SpeculativeConfig
 from engine.startup import kernels
 from sampling import warm_up

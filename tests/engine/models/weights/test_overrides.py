@@ -12,7 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from demo import MODEL_FOLDER
 from engine.config import ModelConfig
 from engine.errors import ModelError
-from engine.models.loader import max_position
+from engine.models.expected import max_position
 from engine.models.model_config import read_config
 from engine.models.weights.overrides import overridden
 

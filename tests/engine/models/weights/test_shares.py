@@ -23,7 +23,7 @@ from transformers import (
 from engine.config import ModelConfig
 from engine.errors import ModelError
 from engine.models.families.table import decoder_spec
-from engine.models.loader import check_ranks
+from engine.models.refusals import check_ranks
 from engine.models.weights.shares import COLUMNS, HEADS, KEYS, Division, RankShares, check_shards
 from tests.engine.models.families.test_shards import DIVIDED_LATENT, EXPERTS, WIDE, write_config
 from tests.engine.models.serving import GROUPED
