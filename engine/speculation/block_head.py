@@ -26,7 +26,8 @@ import torch
 from engine.contracts.attention import AttentionBackend, AttentionSpec
 from engine.contracts.heads import Heads, Rotation
 from engine.contracts.model import CausalLM
-from engine.models.formats.reader import Projection, WeightReader
+from engine.models.formats.projections import Projection
+from engine.models.formats.reader import WeightReader
 from engine.models.layers.attention import Attention, LoadedHeads
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer

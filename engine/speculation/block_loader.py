@@ -11,7 +11,8 @@ from engine.contracts.model import CausalLM
 from engine.errors import ModelError, first_line
 from engine.kernels.linear import Linear, logits_linear
 from engine.models.families.table import decoder_spec
-from engine.models.formats.reader import Projection, WeightReader
+from engine.models.formats.projections import Projection
+from engine.models.formats.reader import WeightReader
 from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.weights.shares import RankShare, undivided

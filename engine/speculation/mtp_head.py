@@ -16,7 +16,8 @@ from engine.contracts.attention import AttentionBackend, AttentionSpec
 from engine.contracts.drafter import VerifiedStep
 from engine.contracts.heads import Rotation
 from engine.contracts.model import CausalLM
-from engine.models.formats.reader import Projection, WeightReader
+from engine.models.formats.projections import Projection
+from engine.models.formats.reader import WeightReader
 from engine.models.layers.decoder_spec import DraftingSpec
 from engine.models.layers.layer import LayerInputs, LayerPlaces
 from engine.models.layers.rotation import RotationSpeeds

@@ -16,7 +16,7 @@ ENGINE = (
     ),
     Mutant(
         "a-written-projection-has-its-outputs-as-they-are-stored",
-        "engine/models/formats/reader.py",
+        "engine/models/formats/projections.py",
         "return part if order is None else part.channels(order)",
         "return part",
         (
@@ -25,7 +25,7 @@ ENGINE = (
     ),
     Mutant(
         "copies-laid-out-for-products-keep-the-old-weight",
-        "engine/models/formats/reader.py",
+        "engine/models/formats/projections.py",
         "            product.refresh(whole)",
         "            pass",
         ("tests/engine/models/formats/test_held_modules.py::test_every_format_is_rewritten[awq]",),
@@ -329,9 +329,9 @@ RUNNER = (
     ),
     Mutant(
         "each-rank-adds-the-bias-of-a-sum",
-        "engine/models/formats/reader.py",
-        "is_of_sum and self.ranks.exchange.rank > 0:",
-        "is_of_sum and self.ranks.exchange.rank < 0:",
+        "engine/models/formats/projections.py",
+        "is_of_sum and self._rank > 0:",
+        "is_of_sum and self._rank < 0:",
         ("tests/engine/models/families/test_shards.py::test_parts_make_up_the_model",),
     ),
     Mutant(

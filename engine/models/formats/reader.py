@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 
 from engine.adapters.stacks import AdapterStacks
-from engine.contracts.named_weights import NamedWeights, ProductRows, TensorInfo
+from engine.contracts.named_weights import NamedWeights
 from engine.kernels.linear import LaidOut, Linear
 from engine.memory.routes import ExpertRoutes
 from engine.models.formats.adapted import AdaptedProduct
 from engine.models.formats.expert_stack import ExpertStack
-from engine.models.formats.held_modules import HeldModule, WeightNotes, outputs_of
 from engine.models.formats.modules import ModuleShape, PlainModules, RoundedModules
-from engine.models.formats.part import Part, WeightProduct
+from engine.models.formats.held_modules import WeightNotes
+from engine.models.formats.part import WeightProduct
+from engine.models.formats.projections import Projection, ProjectionReader
 from engine.models.formats.quantized_modules import QuantizedModules
 from engine.models.formats.scheme import Quantization
 from engine.models.weights.read_twice import ReadTwice
@@ -24,30 +24,6 @@ from engine.models.weights.shares import OwnedPart, RankShare, RankShares
 from engine.models.weights.stored import WeightSource, fill
 from engine.parallel.collectives import summed
 from sampling.device.ranks import LoneRank, RankExchange
-
-
-class Projection(NamedTuple):
-    """A module of the checkpoint, whose outputs are some of a product's.
-
-    Attributes:
-        name: of the module. outputs: the rank's shares of them, in order.
-        order: int64, the rank's outputs in the order that the product has them in; None as read.
-    """
-
-    name: str
-    outputs: tuple[RankShare, ...]
-    has_bias: bool = False
-    order: torch.Tensor | None = None
-
-    @property
-    def num_channels(self) -> int:
-        """Number of the rank's outputs."""
-        return sum(share.length for share in self.outputs)
-
-    def module(self, inputs: RankShare) -> ModuleShape:
-        """The part of the module's weight that the rank has."""
-        own = OwnedPart.of(1, (inputs,)) or OwnedPart.of(0, self.outputs)
-        return ModuleShape(self.name, self.num_channels, inputs.length, own)
 
 
 class WeightReader:
@@ -79,6 +55,7 @@ class WeightReader:
         self.adapters, self.routes = adapters, routes
         registry = WeightRegistry(source, ranks.exchange, is_kept=is_noted)
         self.notes = WeightNotes(registry, modules)
+        self._projections = ProjectionReader(modules, self.notes, ranks.exchange.rank)
         self.dtype, self.device = modules.dtype, modules.device
         self.num_in_layers = 0
 
@@ -199,52 +176,13 @@ class WeightReader:
         Raises:
             ModelError: a tensor is missing, or is not what it must be.
         """
-        modules = [projection.module(inputs) for projection in projections]
-        part = self.modules.fused(modules)
-        tensors = self.notes.registry.take()
-        self.num_in_layers += part.num_channels * inputs.length
-        bias, biases = self._bias(projections, modules)
-        if any(projection.order is not None for projection in projections):
-            order = self._order(projections)
-            part, bias = part.channels(order), None if bias is None else bias[order]
-        product = part.product(bias, self.dtype, invariant=self.modules.invariant)
-        start = 0
-        for projection, module, asked in zip(projections, modules, biases, strict=True):
-            rows = slice(start, start + module.num_channels)
-            start = rows.stop
-            own = {n: i for n, i in tensors.items() if n.rpartition(".")[0] == module.name}
-            self._note_module(own, product, rows, module, projection.order)
-            if asked:
-                self._note_bias(asked, bias, rows, module, projection.order)
+        product = self._projections.read(projections, inputs)
+        outputs = sum(projection.num_channels for projection in projections)
+        self.num_in_layers += outputs * inputs.length
         stacks = None if self.adapters is None else self.adapters.add(projections, inputs)
         if self.adapters is None or stacks is None:
             return product
         return AdaptedProduct(product, stacks, self.adapters.active)
-
-    def _note_module(
-        self,
-        tensors: dict[str, TensorInfo],
-        product: WeightProduct,
-        rows: slice,
-        module: ModuleShape,
-        order: torch.Tensor | None,
-    ) -> None:
-        """Note where one module of a product is."""
-        order = None if order is None else order.to(self.device)
-
-        def read(modules: PlainModules) -> Part:
-            part = modules.part(module)
-            return part if order is None else part.channels(order)
-
-        def put(new: Part) -> None:
-            whole = product.part()
-            whole.channels(rows).copy_(new)
-            product.refresh(whole)
-
-        outputs = outputs_of(module, order)
-        held = HeldModule(module, read, lambda: product.part().channels(rows), put, outputs=outputs)
-        inputs = module.own.indices() if module.own is not None and module.own.dim == 1 else None
-        self.notes.module(tensors, held, ProductRows(product, rows, outputs, inputs))
 
     def linear(self, projections: Sequence[Projection], inputs: RankShare) -> Linear:
         """Read a product as the function that multiplies, summed over ranks that divide inputs."""
@@ -280,55 +218,3 @@ class WeightReader:
     def experts(self, num_experts: int, num_channels: int) -> ExpertStack:
         """Room for the weights of all experts of a layer."""
         return ExpertStack(self.modules.place, num_experts, num_channels)
-
-    def _bias(
-        self, projections: Sequence[Projection], modules: Sequence[ModuleShape]
-    ) -> tuple[torch.Tensor | None, list[dict[str, TensorInfo]]]:
-        """The biases of projections as one, zeros where one has none; None where none has any.
-
-        Returns:
-            Besides, the tensors of each projection that were read.
-        """
-        biases, asked = [], []
-        for projection, module in zip(projections, modules, strict=True):
-            bias = self.modules.bias(module, has_bias=projection.has_bias)
-            is_of_sum = module.own is not None and module.own.dim == 1
-            if bias is not None and is_of_sum and self.ranks.exchange.rank > 0:
-                bias.zero_()  # one rank adds it
-            biases.append(bias)
-            asked.append(self.notes.registry.take())
-        if all(bias is None for bias in biases):
-            return None, asked
-        pieces = [
-            torch.zeros(module.num_channels, dtype=self.dtype, device=self.device)
-            if bias is None
-            else bias
-            for bias, module in zip(biases, modules, strict=True)
-        ]
-        return torch.cat(pieces), asked
-
-    def _note_bias(
-        self,
-        tensors: dict[str, TensorInfo],
-        bias: torch.Tensor | None,
-        rows: slice,
-        module: ModuleShape,
-        order: torch.Tensor | None,
-    ) -> None:
-        """Note where the bias of one module of a product is."""
-        if bias is None:  # zeros, which the product leaves out
-            self.notes.registry.hold(tensors)
-            return
-        order = None if order is None else order.to(self.device)
-        self.notes.bias(tensors, bias[rows], module, order, self.ranks.exchange.rank)
-
-    def _order(self, projections: Sequence[Projection]) -> torch.Tensor:
-        """The orders of all projections' outputs, one after the other."""
-        orders, start = [], 0
-        for projection in projections:
-            order = projection.order
-            if order is None:
-                order = torch.arange(projection.num_channels)
-            orders.append(order + start)
-            start += projection.num_channels
-        return torch.cat(orders).to(self.device)

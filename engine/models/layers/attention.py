@@ -13,7 +13,8 @@ from engine.contracts.attention import AttentionSpec
 from engine.contracts.heads import Heads
 from engine.kernels.linear import Linear
 from engine.models.formats.part import Normed
-from engine.models.formats.reader import Projection, WeightReader
+from engine.models.formats.projections import Projection
+from engine.models.formats.reader import WeightReader
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
 from engine.models.layers.norms import NO_NORM, Map, NormSpec
 from engine.models.layers.query_key import ByPosition, QueryGrowth, QueryKeyNorm, clip

@@ -20,7 +20,8 @@ from engine.kernels.invariant.product import InvariantProduct
 from engine.memory.routes import NoteRouting
 from engine.models.formats.expert_stack import ExpertStack
 from engine.models.formats.modules import ModuleShape, PackedExperts
-from engine.models.formats.reader import Projection, WeightReader
+from engine.models.formats.projections import Projection
+from engine.models.formats.reader import WeightReader
 from engine.models.layers.activation import Activation
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
 from engine.models.layers.norms import Map

@@ -11,7 +11,8 @@ import torch
 from engine.kernels.invariant.functions import elementwise
 from engine.kernels.linear import Linear
 from engine.models.formats.part import Normed
-from engine.models.formats.reader import Projection, WeightReader
+from engine.models.formats.projections import Projection
+from engine.models.formats.reader import WeightReader
 from engine.models.layers.attention import AttendProduct, Attention
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer
 from engine.models.layers.norms import Map

@@ -20,7 +20,8 @@ from engine.contracts.attention import AttentionSpec
 from engine.contracts.heads import Heads
 from engine.kernels.linear import Linear
 from engine.kernels.norm import rms_norm
-from engine.models.formats.reader import Projection, WeightReader
+from engine.models.formats.projections import Projection
+from engine.models.formats.reader import WeightReader
 from engine.models.layers.attention import LoadedAttention, LoadedHeads
 from engine.models.layers.layer import LayerPlaces, Sublayer, SublayerSpec
 from engine.models.layers.norms import NormSpec

@@ -10,7 +10,8 @@ import torch
 
 from engine.kernels.linear import Linear
 from engine.models.formats.part import Normed, WeightProduct
-from engine.models.formats.reader import Projection, WeightReader
+from engine.models.formats.projections import Projection
+from engine.models.formats.reader import WeightReader
 from engine.models.layers.activation import GATED_SILU, Activation, Xielu
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
 from engine.models.layers.norms import NO_NORM, Map, NormSpec

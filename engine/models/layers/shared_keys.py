@@ -11,7 +11,8 @@ import torch.nn.functional as F  # noqa: N812
 
 from engine.contracts.attention import AttentionSpec
 from engine.contracts.heads import Heads
-from engine.models.formats.reader import Projection, WeightReader
+from engine.models.formats.projections import Projection
+from engine.models.formats.reader import WeightReader
 from engine.models.layers.attention import AttendProduct, Attention
 from engine.models.layers.layer import LayerInputs, LayerPlaces
 from engine.models.layers.norms import WideRmsNorm

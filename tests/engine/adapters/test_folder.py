@@ -14,7 +14,7 @@ from engine.adapters.stacks import AdapterStacks
 from engine.adapters.targets import AdapterTargets
 from engine.contracts.adapters import AdapterSource
 from engine.errors import AdapterError
-from engine.models.formats.reader import Projection
+from engine.models.formats.projections import Projection
 from engine.models.weights.shares import RankShare, undivided
 from tests.engine.adapters.peft import linear_modules, source_of, write_adapter
 from tests.engine.tiny_models import write_model

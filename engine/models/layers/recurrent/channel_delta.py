@@ -15,7 +15,8 @@ from engine.kernels.recurrent.gates import delta_gates
 from engine.kernels.recurrent.matrices import Drafted, Matrices, Rule, TokenInputs
 from engine.memory.states import StateSpec
 from engine.models.formats.part import Normed
-from engine.models.formats.reader import Projection, WeightReader
+from engine.models.formats.projections import Projection
+from engine.models.formats.reader import WeightReader
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
 from engine.models.layers.norms import NormSpec
 from engine.models.layers.recurrent.row_states import (

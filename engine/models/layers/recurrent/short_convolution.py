@@ -12,7 +12,8 @@ from engine.kernels.linear import Linear
 from engine.kernels.recurrent.convolution import Convolution, Gates
 from engine.memory.states import StateSpec
 from engine.models.formats.part import Normed
-from engine.models.formats.reader import Projection, WeightReader
+from engine.models.formats.projections import Projection
+from engine.models.formats.reader import WeightReader
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
 from engine.models.layers.norms import NormSpec
 from engine.models.layers.recurrent.row_states import convolve, read_convolution, ring_tensor
