@@ -68,9 +68,11 @@ class AdapterStacks:
         columns, index = indices(1, (inputs,)), 0
         for module, own in zip(modules, parts, strict=True):
             for offset, part in enumerate(own):
-                self._note(product, part, index + offset, 1, columns, inputs.whole)
+                self._note(_target(product, part, index + offset, 1, columns, inputs.whole))
             if len(own) > 1:
-                self._note(product, whole_of(module), index, len(own), columns, inputs.whole)
+                self._note(
+                    _target(product, whole_of(module), index, len(own), columns, inputs.whole)
+                )
             index += len(own)
         return product
 
@@ -80,7 +82,7 @@ class AdapterStacks:
             return None
         product = self._new([hidden_size], vocab_size, is_embedding=True)
         whole = ModulePart(name.rpartition(".")[2], None, hidden_size, hidden_size)
-        self._note(product, whole, 0, 1, None, vocab_size)
+        self._note(_target(product, whole, 0, 1, None, vocab_size))
         return product
 
     def add_head(
@@ -93,7 +95,7 @@ class AdapterStacks:
         self.has_head = True
         product = self._new([ids.length], hidden_size)
         own = ModulePart(HEAD, indices(0, (ids,)), ids.length, ids.whole)
-        self._note(product, own, 0, 1, None, hidden_size)
+        self._note(_target(product, own, 0, 1, None, hidden_size))
         return product
 
     def add_experts(self, experts: ExpertModules) -> tuple[ProductStacks, ProductStacks] | None:
@@ -110,12 +112,12 @@ class AdapterStacks:
             name = f"{experts.name}.{expert}"
             for index, part in enumerate(experts.first):
                 own = ModulePart(f"{name}.{part}", columns, size, inner.whole)
-                self._note(first, own, index, 1, None, width, expert)
+                self._note(_target(first, own, index, 1, None, width, expert))
             whole = ModulePart(f"{name}.{experts.last}", None, width, width)
-            back.append(self._note(last, whole, 0, 1, columns, inner.whole, expert))
+            back.append(self._note(_target(last, whole, 0, 1, columns, inner.whole, expert)))
             rows = joined_rows(columns, num_first, inner.whole, experts.is_interleaved)
             own = ModulePart(f"{name}.", rows, num_first * size, num_first * inner.whole)
-            both.append(self._target(first, own, 0, num_first, None, width, expert))
+            both.append(_target(first, own, 0, num_first, None, width, expert))
         for tensor, targets in zip(experts.tensors, (both, back), strict=True):
             self.targets.stacked[stacked_name(f"{experts.name}.{tensor}")] = targets
         return first, last
@@ -193,38 +195,29 @@ class AdapterStacks:
         self._products.append(product)
         return product
 
-    def _target(
-        self,
-        product: ProductStacks,
-        part: ModulePart,
-        index: int,
-        count: int,
-        columns: torch.Tensor | None,
-        num_inputs: int,
-        expert: int = 0,
-    ) -> AdapterTarget:
-        """The target of a part that is modules `index` to `index + count` of a product."""
-        return AdapterTarget(
-            part.name,
-            product.index,
-            expert,
-            slice(index, index + count),
-            product.bounds[index],
-            part.rows,
-            columns,
-            (part.whole, num_inputs),
-        )
-
-    def _note(
-        self,
-        product: ProductStacks,
-        part: ModulePart,
-        index: int,
-        count: int,
-        columns: torch.Tensor | None,
-        num_inputs: int,
-        expert: int = 0,
-    ) -> AdapterTarget:
-        target = self._target(product, part, index, count, columns, num_inputs, expert)
-        self.targets.modules[part.name] = target
+    def _note(self, target: AdapterTarget) -> AdapterTarget:
+        """Let modules of a target's name be served by it."""
+        self.targets.modules[target.name] = target
         return target
+
+
+def _target(
+    product: ProductStacks,
+    part: ModulePart,
+    index: int,
+    count: int,
+    columns: torch.Tensor | None,
+    num_inputs: int,
+    expert: int = 0,
+) -> AdapterTarget:
+    """The target of a part that is modules `index` to `index + count` of a product."""
+    return AdapterTarget(
+        part.name,
+        product.index,
+        expert,
+        slice(index, index + count),
+        product.bounds[index],
+        part.rows,
+        columns,
+        (part.whole, num_inputs),
+    )
