@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from engine.errors import ModelError
-from engine.models.fallback.attention import Features, hook_of
+from engine.models.fallback.attention import Features, Qkv, hook_of
 
 
 def install_adapters(model: nn.Module) -> None:
@@ -62,7 +62,7 @@ def _adapt_bloom(module: Any) -> None:
         hidden_states: torch.Tensor, residual: torch.Tensor, **_: Any
     ) -> tuple[torch.Tensor, None]:
         q, k, v = module._reshape(module.query_key_value(hidden_states))
-        out = hook_of(module).attend(module, q, k, v, features)
+        out = hook_of(module).attend(module, Qkv(q, k, v), features)
         return module.dense(out.flatten(2)) + residual, None
 
     module.forward = forward
@@ -78,7 +78,7 @@ def _adapt_mpt(module: Any) -> None:
             qkv = qkv.clamp(min=-module.clip_qkv, max=module.clip_qkv)
         heads = qkv.view(*qkv.shape[:2], 3, module.n_heads, module.head_dim)
         q, k, v = heads.permute(2, 0, 3, 1, 4)  # each [1, heads, T, D]
-        out = hook_of(module).attend(module, q, k, v, features)
+        out = hook_of(module).attend(module, Qkv(q, k, v), features)
         return module.out_proj(out.flatten(2)), None
 
     module.forward = forward
@@ -108,7 +108,7 @@ def _adapt_falcon(module: Any) -> None:
             for part in (heads[..., :-2, :], heads[..., -2:-1, :], heads[..., -1:, :])
         )
         q, k = rotate(q, k, *position_embeddings)
-        out = hook_of(module).attend(module, q, k, v, features)
+        out = hook_of(module).attend(module, Qkv(q, k, v), features)
         return module.dense(out.flatten(2)), None
 
     module.forward = forward
@@ -127,7 +127,7 @@ def _adapt_attn(scale: float | None, window: Callable[[Any], int | None]) -> Cal
         ) -> tuple[torch.Tensor, None]:
             # Rotations may have been computed in a wider type than the cache holds.
             q, k = query.to(value.dtype), key.to(value.dtype)
-            out = hook_of(module).attend(module, q, k, value, features)
+            out = hook_of(module).attend(module, Qkv(q, k, value), features)
             return out.transpose(1, 2), None
 
         module._attn = attn

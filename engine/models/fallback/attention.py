@@ -42,23 +42,23 @@ class Features(NamedTuple):
     sinks: torch.Tensor | None = None
 
 
+class Qkv(NamedTuple):
+    """What a module attends over.
+
+    Attributes:
+        q: [1, heads, T, D]. k: [1, kv_heads, T, D]. v: [1, kv_heads, T, V].
+    """
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+
+
 class AttentionHook(Protocol):
     """Computes the attention of modules."""
 
-    def attend(
-        self,
-        module: nn.Module,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        features: Features | None,
-    ) -> torch.Tensor:
-        """Attend from q [1, heads, T, D] to k [1, kv_heads, T, D], v [1, kv_heads, T, V].
-
-        Returns [1, T, heads, V].
-
-        `features` may be None once recorded.
-        """
+    def attend(self, module: nn.Module, qkv: Qkv, features: Features | None) -> torch.Tensor:
+        """Attend: [1, T, heads, V]. `features` may be None once recorded."""
         ...
 
 
@@ -70,15 +70,9 @@ class Recorder:
         self.specs: list[AttentionSpec] = []
         self.layers: dict[nn.Module, int] = {}
 
-    def attend(
-        self,
-        module: nn.Module,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        features: Features | None,
-    ) -> torch.Tensor:
+    def attend(self, module: nn.Module, qkv: Qkv, features: Features | None) -> torch.Tensor:
         assert features is not None
+        q, k, v = qkv
         if module in self.layers:
             raise ModelError("layers that attend several times with shared weights")
         if q.shape[0] != 1 or q.shape[2] != k.shape[2] or v.shape[-1] > q.shape[-1]:
@@ -109,16 +103,9 @@ class PagedHook:
         self._layers = layers
         self.backend: LayerAttention | None = None
 
-    def attend(
-        self,
-        module: nn.Module,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        features: Features | None,
-    ) -> torch.Tensor:
+    def attend(self, module: nn.Module, qkv: Qkv, features: Features | None) -> torch.Tensor:
         assert self.backend is not None
-        q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))  # [T, heads, D]
+        q, k, v = (x[0].transpose(0, 1) for x in qkv)  # [T, heads, D]
         width = v.shape[-1]
         if width < q.shape[-1]:  # latent attention: values narrower than keys
             v = F.pad(v, (0, q.shape[-1] - width))
@@ -146,7 +133,7 @@ def _serve(
     *_: Any,
     **__: Any,
 ) -> tuple[torch.Tensor, None]:
-    return hook_of(module).attend(module, query, key, value, None), None
+    return hook_of(module).attend(module, Qkv(query, key, value), None), None
 
 
 def _record(
@@ -172,7 +159,7 @@ def _record(
         softcap=softcap,
         sinks=None if s_aux is None else s_aux.detach().float(),
     )
-    return recorder.attend(module, query, key, value, features), None
+    return recorder.attend(module, Qkv(query, key, value), features), None
 
 
 def register() -> None:
