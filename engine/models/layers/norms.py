@@ -154,31 +154,27 @@ class RmsNorm(NormSpec):
     eps: float
 
     def load(self, reader: WeightReader, width: int, prefix: str = "") -> LoadedNorm:
-        weight = reader.tensor(f"{prefix}{self.name}.weight", undivided(width))
-        return _LoadedRmsNorm(weight, self.eps)
+        return _LoadedRmsNorm(self._weight(reader, width, prefix), self.eps)
+
+    def _weight(self, reader: WeightReader, width: int, prefix: str) -> torch.Tensor:
+        return reader.tensor(f"{prefix}{self.name}.weight", undivided(width))
 
 
 @dataclass(frozen=True)
-class WideNorm(NormSpec):
+class WideNorm(RmsNorm):
     """x / sqrt(mean(x²) + eps) * weight, in float32 and rounded once, as Gemma 4's."""
 
-    name: str
-    eps: float
-
     def load(self, reader: WeightReader, width: int, prefix: str = "") -> WideRmsNorm:
-        weight = reader.tensor(f"{prefix}{self.name}.weight", undivided(width))
+        weight = self._weight(reader, width, prefix)
         return WideRmsNorm(reader.derived(weight.float, weight), self.eps)
 
 
 @dataclass(frozen=True)
-class RmsNormPlusOne(NormSpec):
+class RmsNormPlusOne(RmsNorm):
     """x / sqrt(mean(x²) + eps) * (1 + weight), in float32 and rounded once, as Gemma's."""
 
-    name: str
-    eps: float
-
     def load(self, reader: WeightReader, width: int, prefix: str = "") -> WideRmsNorm:
-        weight = reader.tensor(f"{prefix}{self.name}.weight", undivided(width))
+        weight = self._weight(reader, width, prefix)
         return WideRmsNorm(reader.derived(lambda: 1.0 + weight.float(), weight), self.eps)
 
 
