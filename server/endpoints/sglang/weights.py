@@ -103,9 +103,7 @@ async def update_weights_from_disk(request: Request) -> Response:
     """Update weights from a folder of safetensors."""
     context = context_of(request)
     body = await context.bodies.read(request, FromDiskBody)
-    source = FolderSource(path=body.model_path)
-    work = _update(source, context, body.weight_version, aborts=body.abort_all_requests)
-    return await _outcome(work)
+    return await _outcome(_update(FolderSource(path=body.model_path), body, context))
 
 
 @router.post("/update_weights_from_distributed", **_steers(FromDistributedBody))
@@ -124,14 +122,7 @@ async def update_weights_from_distributed(request: Request) -> Response:
         dtypes=tuple(dtype.removeprefix("torch.") for dtype in body.dtypes),
         shapes=tuple(map(tuple, body.shapes)),
     )
-    work = _update(
-        source,
-        context,
-        body.weight_version,
-        aborts=body.abort_all_requests,
-        target=_target(body.selector),
-    )
-    return await _outcome(work)
+    return await _outcome(_update(source, body, context, _target(body.selector)))
 
 
 @router.post("/update_weights_from_tensor", **_steers(FromTensorBody))
@@ -143,14 +134,7 @@ async def update_weights_from_tensor(request: Request) -> Response:
         handles=tuple(body.serialized_named_tensors),
         layout="flattened_bucket" if body.load_format == "flattened_bucket" else "tensors",
     )
-    work = _update(
-        source,
-        context,
-        body.weight_version,
-        aborts=body.abort_all_requests,
-        target=_target(body.selector),
-    )
-    return await _outcome(work)
+    return await _outcome(_update(source, body, context, _target(body.selector)))
 
 
 @router.post("/begin_weight_update", **_steers(BeginBody, may_be_empty=True))
@@ -175,16 +159,14 @@ def _target(selector: Selector | None) -> WeightTarget:
 
 async def _update(
     source: AnySource,
+    body: FromDiskBody | FromDistributedBody | FromTensorBody,
     context: Context,
-    version: str | None,
-    *,
-    aborts: bool,
     target: WeightTarget = "model",
 ) -> None:
     """Do all of an update, or a part of the one that was begun."""
-    if aborts:
+    if body.abort_all_requests:
         await steer(AbortRequests(), context)
-    finish = FinishUpdate(version=version)
+    finish = FinishUpdate(version=body.weight_version)
     await update_weights(source, context, finish, target=target, joins=True)
 
 
