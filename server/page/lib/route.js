@@ -2,7 +2,7 @@
  * The fragment of the address: `#/write/STATE`. A view writes its state there, so that the address
  * can be kept and shared; the key is never part of it.
  */
-import { signal } from "./html.js";
+import { batch, effect, signal } from "./html.js";
 import { packState, unpackState } from "./ids.js";
 
 export const VIEWS = /** @type {const} */ (["write", "score", "decide", "server"]);
@@ -58,4 +58,30 @@ export function saveState(name, state) {
     states[name] = await packState(state());
     if (view.value === name) history.replaceState(null, "", hrefOf(name));
   }, 250);
+}
+
+/**
+ * A view's state in the address, field by field.
+ * @param {string} name of the view
+ * @param {[string, {value: any}, (value: any) => boolean][]} fields a name in the state, a signal,
+ * and whether a value found in the address may be the signal's
+ */
+export function stateOf(name, fields) {
+  return {
+    /** Take the state in the address; tells whether there was one. */
+    async restoreState() {
+      const state = await loadState(name);
+      batch(() => {
+        for (const [key, field, check] of fields) {
+          if (state && check(state[key])) field.value = state[key];
+        }
+      });
+      return state !== null;
+    },
+    /** Write the state into the address whenever it changes. */
+    keepState: () => effect(() => {
+      const state = Object.fromEntries(fields.map(([key, field]) => [key, field.value]));
+      saveState(name, () => state);
+    }),
+  };
 }

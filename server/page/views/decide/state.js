@@ -1,6 +1,6 @@
 /** What the Decide view shows, and its state in the address. */
-import { batch, effect, signal } from "../../lib/html.js";
-import { loadState, saveState } from "../../lib/route.js";
+import { signal } from "../../lib/html.js";
+import { stateOf } from "../../lib/route.js";
 
 export const KINDS = /** @type {const} */ (["predicate", "choice", "score"]);
 export const LABELS = /** @type {const} */ (["letters", "options"]);
@@ -26,7 +26,7 @@ export const prior = signal(false);
 export const labels = signal(/** @type {(typeof LABELS)[number]} */ ("letters"));
 
 const isText = (/** @type {unknown} */ value) => typeof value === "string";
-/** @type {[string, {value: any}, (value: any) => boolean][]} */
+/** @type {Parameters<typeof stateOf>[1]} */
 const FIELDS = [
   ["input", input, isText],
   ["questions", questions, (value) => Array.isArray(value) && value.every((each) =>
@@ -36,23 +36,7 @@ const FIELDS = [
   ["labels", labels, (value) => LABELS.includes(value)],
 ];
 
-/** Take the state in the address; tells whether there was one. */
-export async function restoreState() {
-  const state = await loadState("decide");
-  batch(() => {
-    for (const [name, field, check] of FIELDS) {
-      if (state && check(state[name])) field.value = state[name];
-    }
-  });
-  return state !== null;
-}
-
-export function keepState() {
-  return effect(() => {
-    const state = Object.fromEntries(FIELDS.map(([name, field]) => [name, field.value]));
-    saveState("decide", () => state);
-  });
-}
+export const { restoreState, keepState } = stateOf("decide", FIELDS);
 
 /**
  * A line as an option: a value, and what stands behind " - ".

@@ -1,6 +1,6 @@
 /** What the Score view shows, and its state in the address. */
-import { batch, effect, signal } from "../../lib/html.js";
-import { loadState, saveState } from "../../lib/route.js";
+import { signal } from "../../lib/html.js";
+import { stateOf } from "../../lib/route.js";
 
 export const KINDS = /** @type {const} */ (["labels", "texts"]);
 export const kind = signal(/** @type {(typeof KINDS)[number]} */ ("labels"));
@@ -20,7 +20,7 @@ export const texts = signal([
 ]);
 export const tint = signal("probability");
 
-/** @type {[string, {value: any}, (value: any) => boolean][]} */
+/** @type {Parameters<typeof stateOf>[1]} */
 const FIELDS = [
   ["kind", kind, (value) => KINDS.includes(value)],
   ["query", query, isText],
@@ -37,20 +37,4 @@ function isText(value) {
   return typeof value === "string";
 }
 
-/** Take the state in the address; tells whether there was one. */
-export async function restoreState() {
-  const state = await loadState("score");
-  batch(() => {
-    for (const [name, field, check] of FIELDS) {
-      if (state && check(state[name])) field.value = state[name];
-    }
-  });
-  return state !== null;
-}
-
-export function keepState() {
-  return effect(() => {
-    const state = Object.fromEntries(FIELDS.map(([name, field]) => [name, field.value]));
-    saveState("score", () => state);
-  });
-}
+export const { restoreState, keepState } = stateOf("score", FIELDS);
