@@ -21,6 +21,7 @@ from benchmarks.figures import Figure, figure
 from benchmarks.shapes import EXPERTS, QWEN3, cache_bytes_per_token, expert_step_bytes
 from engine.contracts.attention import AttentionSpec
 from engine.contracts.heads import Heads, Rotation
+from engine.contracts.model import ModelInputs
 from engine.kernels.decode.attention import paged_decode_product
 from engine.kernels.decode.product import Product
 from engine.kernels.decode.split_keys import DecodeScratch
@@ -117,7 +118,8 @@ def measurements(gb_per_s: float, *, fp8: bool) -> Iterator[StepTime]:
             positions: torch.Tensor = positions,
             attention: Decoding = attention,
         ) -> torch.Tensor:
-            return model.logits(model.forward(ids[index], positions, attention)).argmax(-1)
+            inputs = ModelInputs(ids[index], positions, attention)
+            return model.logits(model.forward(inputs).final).argmax(-1)
 
         num_bytes = _step_bytes(rows, context, 2 * HIDDEN * model.vocab_size if fp8 else None)
         ms = graph_us(call, 2) / 1e3

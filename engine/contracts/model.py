@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -11,6 +11,44 @@ from engine.contracts.attention import AttentionSpec, LayerAttention
 from engine.contracts.named_weights import NamedWeights
 from engine.memory.routes import ExpertRoutes
 from engine.memory.states import StateSpec, StepStates
+
+
+class ModelInputs(NamedTuple):
+    """What a model reads of a step.
+
+    Attributes:
+        input_ids: int32 [T]. positions: int64 [T], absolute.
+        attention: over the step's keys and values; it has begun.
+        states: of the step's rows; None where no layer keeps a state.
+    """
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    attention: LayerAttention
+    states: StepStates | None = None
+
+
+class Hidden(NamedTuple):
+    """The output of a model's layers, in the model's dtype.
+
+    Attributes:
+        final: [T, hidden_size], after the final norm.
+        features: [T, F], outputs of the layers a drafter reads; None where it reads none.
+    """
+
+    final: torch.Tensor
+    features: torch.Tensor | None = None
+
+    def copy_(self, other: Hidden) -> None:
+        """Write another's numbers here."""
+        self.final.copy_(other.final)
+        if self.features is not None and other.features is not None:
+            self.features.copy_(other.features)
+
+    def of_tokens(self, count: int) -> Hidden:
+        """Views of the first `count` tokens."""
+        features = self.features
+        return Hidden(self.final[:count], None if features is None else features[:count])
 
 
 class CausalLM(Protocol):
@@ -24,7 +62,7 @@ class CausalLM(Protocol):
         dtype, device: of weights and activations.
         num_weights: number of weights in the layers' products, which each token multiplies; of the
             rank that has the most.
-        num_feature_layers: layers whose outputs `forward_with_features` gives, all or none.
+        num_feature_layers: layers whose outputs `forward` gives as features, all or none.
         is_capturable: forwards of prompts can be captured as CUDA graphs: the layers look at no
             value on the host, and some attend.
         routes: keep which experts tokens took; None where that was not asked for.
@@ -52,39 +90,12 @@ class CausalLM(Protocol):
         """
         ...
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attention: LayerAttention,
-        states: StepStates | None = None,
-    ) -> torch.Tensor:
-        """The hidden states of a step's tokens, after the final norm.
+    def forward(self, inputs: ModelInputs, feature_layers: Sequence[int] = ()) -> Hidden:
+        """Compute the hidden states of a step's tokens.
 
         Args:
-            input_ids: int32 [T]. positions: int64 [T], absolute.
-            states: of the step's rows; None where no layer keeps a state.
-
-        Returns:
-            [T, hidden_size] in the model's dtype.
-        """
-        ...
-
-    def forward_with_features(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attention: LayerAttention,
-        feature_layers: Sequence[int],
-        states: StepStates | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run `forward`, and also return outputs of layers, which an EAGLE head reads as features.
-
-        Args:
-            feature_layers: indices below `num_feature_layers`, in any order and number.
-
-        Returns:
-            Hidden states, and [T, len(feature_layers) * hidden_size], None without layers.
+            feature_layers: those whose outputs a drafter reads, side by side: indices below
+                `num_feature_layers`, in any order and number.
         """
         ...
 

@@ -6,14 +6,15 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from engine.contracts.attention import AttentionSpec, LayerAttention
+from engine.contracts.attention import AttentionSpec
 from engine.contracts.heads import Rotation
+from engine.contracts.model import Hidden, ModelInputs
 from engine.contracts.named_weights import NamedWeights
 from engine.kernels.rope import rope_table
-from engine.memory.states import StateSpec, StepStates
+from engine.memory.states import StateSpec
 from engine.models.formats.reader import WeightReader
 from engine.models.layers.decoder_spec import DecoderSpec
-from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer, sum_of
 from engine.models.reference import LayerwiseRun, Reference
 from sampling.device.ranks import RankExchange
 
@@ -67,39 +68,23 @@ class Decoder:
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self._embedding(input_ids)
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attention: LayerAttention,
-        states: StepStates | None = None,
-    ) -> torch.Tensor:
-        return self.forward_with_features(input_ids, positions, attention, (), states)[0]
-
-    def forward_with_features(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attention: LayerAttention,
-        feature_layers: Sequence[int],
-        states: StepStates | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(self, inputs: ModelInputs, feature_layers: Sequence[int] = ()) -> Hidden:
+        input_ids, positions, attention, states = inputs
         rotations = [Rotation(table, positions) for table in self._rope_tables]
         x = self._embedding(input_ids)  # [T, hidden]
         per_layer = None if self._per_layer is None else self._per_layer(input_ids, x)
-        inputs = LayerInputs(attention, rotations, states, per_layer, {})
-        residual: torch.Tensor | None = None
+        layer_inputs = LayerInputs(attention, rotations, states, per_layer, {})
+        stream: Stream = (x, None)
         outputs: dict[int, torch.Tensor] = {}
         for index, layer in enumerate(self._layers):
             for sublayer in layer:
-                x, residual = sublayer(x, residual, inputs)
+                stream = sublayer(stream, layer_inputs)
             if index in feature_layers:
-                assert residual is not None
-                outputs[index] = x + residual
-        hidden = self._final_norm.add(x, residual)[0]
+                outputs[index] = sum_of(stream)
+        final = self._final_norm.add(*stream)[0]
         if not feature_layers:
-            return hidden, None
-        return hidden, torch.cat([outputs[index] for index in feature_layers], dim=-1)
+            return Hidden(final)
+        return Hidden(final, torch.cat([outputs[index] for index in feature_layers], dim=-1))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._lm_head(hidden)

@@ -15,7 +15,7 @@ from engine.contracts.attention import AttentionInputs, AttentionSpec, LayerAtte
 from engine.contracts.heads import Rotation
 from engine.memory.pages import KVCache
 from engine.memory.states import text_states
-from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer
 from engine.models.layers.norms import LoadedNorm
 
 BLOCK_SIZE = 16
@@ -50,26 +50,26 @@ class LayerwiseRun:
     """
 
     def __init__(self, embedded: torch.Tensor, per_layer: torch.Tensor | None = None) -> None:
-        self._x, self._per_layer = embedded, per_layer
+        self._stream: Stream = (embedded, None)
+        self._per_layer = per_layer
         self._kept: dict[str, torch.Tensor] = {}
-        self._residual: torch.Tensor | None = None
 
     @torch.inference_mode()
     def run(
         self, layer: Sequence[Sublayer], places: LayerPlaces, rotations: Sequence[Rotation]
     ) -> None:
         """Run a layer, the next in order; places and rotations are the layer's alone."""
-        x = self._x
+        x, _ = self._stream
         attention = attention_of_text(places.attention_specs, x.dtype, x.device, len(x))
         states = text_states([make(0) for make in places.states], x.device)
         inputs = LayerInputs(attention, rotations, states(0, len(x)), self._per_layer, self._kept)
         for sublayer in layer:
-            self._x, self._residual = sublayer(self._x, self._residual, inputs)
+            self._stream = sublayer(self._stream, inputs)
 
     @torch.inference_mode()
     def hidden(self, norm: LoadedNorm) -> torch.Tensor:
         """The hidden states [T, hidden_size] after all layers and the final norm."""
-        return norm.add(self._x, self._residual)[0]
+        return norm.add(*self._stream)[0]
 
 
 def attention_of_text(

@@ -4,63 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
 from engine.arrays import Int32Array
-from engine.contracts.attention import AttentionBackend, AttentionInputs, LayerAttention
-from engine.contracts.model import CausalLM
+from engine.contracts.attention import AttentionBackend, AttentionInputs
+from engine.contracts.model import CausalLM, Hidden, ModelInputs
 from engine.kernels.lora.groups import ActiveAdapters
 from engine.memory.states import StepStates
 from engine.runner.adapters import groups_of
 
 
-class Hidden(NamedTuple):
-    """The output of the model's layers.
-
-    Attributes:
-        final: [T, hidden_size], after the final norm.
-        features: [T, F], outputs of the layers a drafter reads; None where it reads none.
-    """
-
-    final: torch.Tensor
-    features: torch.Tensor | None
-
-    def copy_(self, other: Hidden) -> None:
-        """Write another's numbers here."""
-        self.final.copy_(other.final)
-        if self.features is not None and other.features is not None:
-            self.features.copy_(other.features)
-
-    def of_tokens(self, count: int) -> Hidden:
-        """Views of the first `count` tokens."""
-        features = self.features
-        return Hidden(self.final[:count], None if features is None else features[:count])
-
-
 def forward(
-    model: CausalLM,
-    input_ids: torch.Tensor,
-    positions: torch.Tensor,
-    attention: LayerAttention,
-    feature_layers: Sequence[int],
-    slots: torch.Tensor,
-    states: StepStates | None = None,
+    model: CausalLM, inputs: ModelInputs, slots: torch.Tensor, feature_layers: Sequence[int]
 ) -> Hidden:
-    """Run the target's layers over token ids int32 [T] at positions int64 [T].
+    """Run the target's layers over a step's tokens.
 
     Args:
         slots: int64 [T], of the tokens' keys.
         feature_layers: those whose outputs a drafter reads.
-        states: as of `CausalLM.forward`.
     """
     with nullcontext() if model.routes is None else model.routes.at(slots):
-        if not feature_layers:
-            return Hidden(model.forward(input_ids, positions, attention, states), None)
-        return Hidden(
-            *model.forward_with_features(input_ids, positions, attention, feature_layers, states)
-        )
+        return model.forward(inputs, feature_layers)
 
 
 class ForwardGraphs(Protocol):
@@ -71,19 +37,13 @@ class ForwardGraphs(Protocol):
         ...
 
     def replay(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        adapters: Int32Array | None = None,
-        states: StepStates | None = None,
+        self, inputs: ModelInputs, slots: torch.Tensor, adapters: Int32Array | None = None
     ) -> Hidden:
         """Replay the forward of a step whose attention has begun; valid until the next replay.
 
         Args:
             slots: int64 [T], as in `AttentionInputs`.
             adapters: int32 [T], slots of the tokens' adapters; None where no token has one.
-            states: as of `CausalLM.forward`.
         """
         ...
 
@@ -125,10 +85,8 @@ class Forward:
             adapters: int32 [T], slots of the tokens' adapters; None where no token has one.
         """
         self._attention.begin(inputs)
+        own = ModelInputs(input_ids, positions, self._attention, states)
         if self._graphs is not None and self._graphs.serves(len(input_ids), states):
-            return self._graphs.replay(input_ids, positions, inputs.slots, adapters, states)
-        layers = self._feature_layers
+            return self._graphs.replay(own, inputs.slots, adapters)
         with self._active.using(groups_of(adapters, input_ids.device)):
-            return forward(
-                self._model, input_ids, positions, self._attention, layers, inputs.slots, states
-            )
+            return forward(self._model, own, inputs.slots, self._feature_layers)

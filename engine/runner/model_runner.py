@@ -20,6 +20,7 @@ from engine.adapters.product import HostAdapter
 from engine.arrays import Int32Array, Int64Array
 from engine.batch import RequestRows, StepInputs
 from engine.contracts.control import MemoryPart
+from engine.contracts.model import Hidden
 from engine.contracts.runner import RouteArrays, RunnerLostError, StepCosts
 from engine.contracts.scoring import ScoringPlan
 from engine.contracts.weights import AnyWeightCommand, WeightReply
@@ -29,7 +30,7 @@ from engine.memory.sleeping import FixedMemory, SleepingMemory
 from engine.memory.states import RowStates, StepStates
 from engine.plan import StepMasks, StepPlan
 from engine.runner.adapters import HeadLogits, RunnerAdapters, of_tokens
-from engine.runner.forward import Forward, Hidden
+from engine.runner.forward import Forward
 from engine.runner.gather import gather_inputs
 from engine.runner.graphs.decode_graphs import DecodeGraphs
 from engine.runner.host_copy import HostCopy, Packed

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from engine.batch import Drafting, RequestRows, RowEnds, StepInputs
 from engine.contracts.drafter import Drafter, VerifiedStep
-from engine.runner.forward import Hidden
+from engine.contracts.model import Hidden
 from engine.speculative_config import draft_counts
 from sampling.batch import Drafts, SamplingBatch, Verification
 from sampling.device.compiling import compiling_together

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import torch
 
 from engine.batch import StepInputs
-from engine.contracts.model import CausalLM
+from engine.contracts.model import CausalLM, Hidden
 from engine.kernels.lora.groups import ActiveAdapters, TokenGroups
-from engine.runner.forward import Hidden
 from engine.runner.speculation import Speculation
 from sampling.batch import LogprobsOutput
 from sampling.sampler import Sampler

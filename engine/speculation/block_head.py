@@ -30,7 +30,7 @@ from engine.models.formats.projections import Projection
 from engine.models.formats.reader import WeightReader
 from engine.models.layers.attention import Attention, LoadedHeads
 from engine.models.layers.decoder_spec import DecoderSpec
-from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import LoadedNorm, OwnInput, RmsNorm
 from engine.models.weights.shares import undivided
@@ -117,13 +117,7 @@ class BlockLayer:
         heads = Heads(0, own.num_kv, norm, own.eps)
         attention.store_product(self._heads.layer, self._kv(context), heads, rotation)
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        tokens: BlockTokens,
-        attention: AttentionBackend,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, stream: Stream, tokens: BlockTokens, attention: AttentionBackend) -> Stream:
         """Map the stream's parts [N, H] of blocks, as a `Sublayer`."""
         inputs = LayerInputs(attention, (tokens.rotation,))
 
@@ -132,9 +126,9 @@ class BlockLayer:
             return self._o(self._heads(qkv, inputs))
 
         def mlp(x: torch.Tensor) -> torch.Tensor:
-            return self._mlp(x, x, inputs)[0]
+            return self._mlp((x, x), inputs)[0]
 
-        x, residual = self._norm.add(x, residual)
+        x, residual = self._norm.add(*stream)
         x = self._around(0, attend, x, tokens.places)
         x, residual = self._mlp_norm.add(x, residual)
         return self._around(1, mlp, x, tokens.places), residual
@@ -214,11 +208,12 @@ class BlockHead:
 
     def forward(self, tokens: BlockTokens, attention: AttentionBackend) -> torch.Tensor:
         """The hidden states [N, H] of blocks, after the final norm."""
-        x, residual = self._embed(tokens.input_ids), None
+        x = self._embed(tokens.input_ids)
         if self._mask_embedding is not None:
             x = torch.where(tokens.is_mask, self._mask_embedding, x)
         if self._scale != 1.0:
             x = x * self._scale
+        stream: Stream = (x, None)
         for layer in self._layers:
-            x, residual = layer(x, residual, tokens, attention)
-        return self._final_norm.add(x, residual)[0]
+            stream = layer(stream, tokens, attention)
+        return self._final_norm.add(*stream)[0]

@@ -10,7 +10,7 @@ import torch
 
 from engine.contracts.attention import AttentionInputs
 from engine.contracts.drafter import VerifiedStep
-from engine.contracts.model import CausalLM
+from engine.contracts.model import CausalLM, ModelInputs
 from engine.contracts.named_weights import NamedWeights
 from engine.speculation.cache import CacheShape, DraftCache
 from engine.speculation.draft_logits import DraftDraws
@@ -47,14 +47,16 @@ class DraftModelDrafter:
         model, attention = self._model, self._cache.attention
         inputs = with_newest(step, self._cache.block_size)
         attention.begin(inputs.attention)
-        hidden = model.forward(inputs.input_ids, inputs.positions, attention)
+        own = ModelInputs(inputs.input_ids, inputs.positions, attention)
+        hidden = model.forward(own).final
         if not len(step.last):
             return step.next_ids.new_empty((0, step.num_drafts))
         drafts = [self._draws(model.logits(hidden[inputs.newest]), step.sampling, 0)]
         singles = single_steps(step, 2, step.num_drafts - 1, self._cache.block_size)
-        for depth, own in enumerate(singles.attention, start=1):
-            attention.begin(own)
-            hidden = model.forward(drafts[-1], singles.positions[depth - 1], attention)
+        for depth, begun in enumerate(singles.attention, start=1):
+            attention.begin(begun)
+            own = ModelInputs(drafts[-1], singles.positions[depth - 1], attention)
+            hidden = model.forward(own).final
             drafts.append(self._draws(model.logits(hidden), step.sampling, depth))
         return torch.stack(drafts, dim=1)
 

@@ -7,6 +7,7 @@ import torch
 from engine.contracts.drafter import VerifiedStep
 from engine.contracts.heads import Rotation
 from engine.contracts.named_weights import NamedWeights
+from engine.models.layers.layer import LayerInputs
 from engine.speculation.cache import CacheShape, DraftCache
 from engine.speculation.draft_logits import DraftDraws
 from engine.speculation.drafter_inputs import single_steps
@@ -51,18 +52,17 @@ class EagleDrafter:
     def propose(self, step: VerifiedStep) -> torch.Tensor:
         eagle_head, attention = self._eagle_head, self._cache.attention
         attention.begin(step.attention)
-        rotation = Rotation(self._angles, step.positions)
-        features = eagle_head.features(step)
-        outputs = eagle_head.forward(step.next_ids, features, rotation, attention)
+        inputs = LayerInputs(attention, [Rotation(self._angles, step.positions)])
+        outputs = eagle_head.forward(step.next_ids, eagle_head.features(step), inputs)
         if not len(step.last):
             return step.next_ids.new_empty((0, step.num_drafts))
         features = outputs[step.last]
         drafts = [self._draw(features, step, 0)]
         singles = single_steps(step, 1, step.num_drafts - 1, self._cache.block_size)
-        for depth, inputs in enumerate(singles.attention, start=1):
-            attention.begin(inputs)
-            rotation = Rotation(self._angles, singles.positions[depth - 1])
-            features = eagle_head.forward(drafts[-1], features, rotation, attention)
+        for depth, own in enumerate(singles.attention, start=1):
+            attention.begin(own)
+            inputs = LayerInputs(attention, [Rotation(self._angles, singles.positions[depth - 1])])
+            features = eagle_head.forward(drafts[-1], features, inputs)
             drafts.append(self._draw(features, step, depth))
         return torch.stack(drafts, dim=1)
 

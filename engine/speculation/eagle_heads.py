@@ -24,16 +24,15 @@ from typing import Protocol, cast
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from engine.contracts.attention import AttentionBackend, AttentionSpec
+from engine.contracts.attention import AttentionSpec
 from engine.contracts.drafter import VerifiedStep
-from engine.contracts.heads import Rotation
 from engine.contracts.model import CausalLM
 from engine.contracts.named_weights import NamedWeights
 from engine.kernels.linear import Linear, logits_linear
 from engine.models.formats.reader import WeightReader
 from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
-from engine.models.layers.layer import Layer, LayerInputs, LayerPlaces, Sublayer
+from engine.models.layers.layer import Layer, LayerInputs, LayerPlaces, Stream, Sublayer, sum_of
 from engine.models.layers.norms import LoadedNorm, OwnInput, RmsNorm
 from engine.models.weights.shares import RankShare, undivided
 from engine.models.weights.stored import WeightSource
@@ -63,18 +62,14 @@ class EagleHead(Protocol):
         ...
 
     def forward(
-        self,
-        token_ids: torch.Tensor,
-        features: torch.Tensor,
-        rotation: Rotation,
-        attention: AttentionBackend,
+        self, token_ids: torch.Tensor, features: torch.Tensor, inputs: LayerInputs
     ) -> torch.Tensor:
         """Predict the features at the next positions, [N, H].
 
         Args:
             token_ids: int32 [N], the tokens at the next positions.
             features: [N, H], at the current positions; may be overwritten.
-            rotation: of the current positions.
+            inputs: the rotation of the current positions, and attention, which has begun.
         """
         ...
 
@@ -150,18 +145,11 @@ class EagleLayer:
         self.attention_specs = attention_specs
         self._sublayers = sublayers
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        rotation: Rotation,
-        attention: AttentionBackend,
-    ) -> torch.Tensor:
-        """Compute [N, H] from attention's input x [N, fan_in]; `residual` [N, H] is overwritten."""
-        inputs = LayerInputs(attention, (rotation,))
+    def __call__(self, stream: Stream, inputs: LayerInputs) -> torch.Tensor:
+        """Compute [N, H] from attention's input [N, fan_in] and a residual that is overwritten."""
         for sublayer in self._sublayers:
-            x, residual = sublayer(x, residual, inputs)
-        return x + residual
+            stream = sublayer(stream, inputs)
+        return sum_of(stream)
 
 
 class Eagle1Head:
@@ -183,14 +171,10 @@ class Eagle1Head:
         return step.hidden
 
     def forward(
-        self,
-        token_ids: torch.Tensor,
-        features: torch.Tensor,
-        rotation: Rotation,
-        attention: AttentionBackend,
+        self, token_ids: torch.Tensor, features: torch.Tensor, inputs: LayerInputs
     ) -> torch.Tensor:
         x = self._fuse(torch.cat([self._target.embed(token_ids), features], dim=-1))
-        return self._layer(x, x, rotation, attention)
+        return self._layer((x, x), inputs)
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         return self._target.logits(features)
@@ -241,15 +225,11 @@ class Eagle3Head:
         return self._fuse(step.features)
 
     def forward(
-        self,
-        token_ids: torch.Tensor,
-        features: torch.Tensor,
-        rotation: Rotation,
-        attention: AttentionBackend,
+        self, token_ids: torch.Tensor, features: torch.Tensor, inputs: LayerInputs
     ) -> torch.Tensor:
         tokens = self._token_norm(self._embed(token_ids))
         x = torch.cat([tokens, self._feature_norm(features)], dim=-1)
-        return self._layer(x, features, rotation, attention)
+        return self._layer((x, features), inputs)
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         return self._lm_head(self._final_norm(features))

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.contracts.attention import AttentionBackend, AttentionSpec
+from engine.contracts.attention import AttentionSpec
 from engine.contracts.drafter import VerifiedStep
-from engine.contracts.heads import Rotation
 from engine.contracts.model import CausalLM
 from engine.models.formats.projections import Projection
 from engine.models.formats.reader import WeightReader
 from engine.models.layers.decoder_spec import DraftingSpec
-from engine.models.layers.layer import LayerInputs, LayerPlaces
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream
 from engine.models.layers.rotation import RotationSpeeds
 from engine.models.weights.shares import undivided
 from sampling.vocab_shard import VocabShard
@@ -58,19 +57,14 @@ class MtpHead:
         return step.hidden
 
     def forward(
-        self,
-        token_ids: torch.Tensor,
-        features: torch.Tensor,
-        rotation: Rotation,
-        attention: AttentionBackend,
+        self, token_ids: torch.Tensor, features: torch.Tensor, inputs: LayerInputs
     ) -> torch.Tensor:
         embedded = self._embedding_norm(self._target.embed(token_ids))
         x = self._fuse(torch.cat([embedded, self._hidden_norm(features)], dim=-1))
-        residual: torch.Tensor | None = None
-        inputs = LayerInputs(attention, [rotation])
+        stream: Stream = (x, None)
         for sublayer in self._sublayers:
-            x, residual = sublayer(x, residual, inputs)
-        return self._final_norm.add(x, residual)[0]
+            stream = sublayer(stream, inputs)
+        return self._final_norm.add(*stream)[0]
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         return self._target.logits(features)

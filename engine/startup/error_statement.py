@@ -21,7 +21,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.contracts.info import ErrorStatement
-from engine.contracts.model import CausalLM
+from engine.contracts.model import CausalLM, ModelInputs
 from engine.memory.states import text_states
 from engine.models.expected import max_position
 from engine.models.reference import Reference, attention_of_text
@@ -110,7 +110,8 @@ def hidden_states(
     attention = attention_of_text(specs, model.dtype, device, len(ids), scales)
     states = text_states(model.state_specs(0), device)
     positions = torch.arange(len(ids), device=device)
-    return model.forward(ids.to(torch.int32), positions, attention, states(0, len(ids)))
+    inputs = ModelInputs(ids.to(torch.int32), positions, attention, states(0, len(ids)))
+    return model.forward(inputs).final
 
 
 class Difference(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 
 from engine.attention.plain import PlainAttention
 from engine.contracts.attention import AttentionInputs
-from engine.contracts.model import CausalLM
+from engine.contracts.model import CausalLM, ModelInputs
 from engine.memory.pages import LARGEST_FP8, KVCache
 from engine.memory.states import text_states
 
@@ -63,4 +63,5 @@ def _run(model: CausalLM, cache: KVCache, num_tokens: int) -> None:
     attention = PlainAttention(model.attention_specs, cache)
     attention.begin(AttentionInputs.of_row(blocks, cache.block_size, 0, num_tokens))
     states = text_states(model.state_specs(0), device)
-    model.forward(ids.to(torch.int32), positions, attention, states(0, num_tokens))
+    inputs = ModelInputs(ids.to(torch.int32), positions, attention, states(0, num_tokens))
+    model.forward(inputs)

@@ -129,8 +129,8 @@ RECURRENT = (
     Mutant(
         "a-head-reads-its-output-before-the-norm",
         "engine/speculation/mtp_head.py",
-        "        return self._final_norm.add(x, residual)[0]\n",
-        "        return x if residual is None else x + residual\n",
+        "        return self._final_norm.add(*stream)[0]\n",
+        "        return sum(each for each in stream if each is not None)\n",
         (OWN_HEAD,),
     ),
     Mutant(

@@ -17,11 +17,12 @@ import torch
 from torch import nn
 
 from engine.config import ModelConfig
-from engine.contracts.attention import AttentionSpec, LayerAttention
+from engine.contracts.attention import AttentionSpec
+from engine.contracts.model import Hidden, ModelInputs
 from engine.contracts.named_weights import NamedWeights
 from engine.errors import ModelError, kind_and_line
 from engine.memory.routes import ExpertRoutes
-from engine.memory.states import StateSpec, StepStates
+from engine.memory.states import StateSpec
 from engine.models.fallback.adapters import install_adapters, serving_inputs
 from engine.models.fallback.attention import (
     RECORDING,
@@ -125,26 +126,10 @@ class FallbackModel:
     def state_specs(self, num_drafts: int) -> Sequence[StateSpec]:
         return ()
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attention: LayerAttention,
-        states: StepStates | None = None,
-    ) -> torch.Tensor:
-        self._hook.backend = attention
-        return self._run(input_ids, positions, **self._serving_inputs)
-
-    def forward_with_features(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attention: LayerAttention,
-        feature_layers: Sequence[int],
-        states: StepStates | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(self, inputs: ModelInputs, feature_layers: Sequence[int] = ()) -> Hidden:
         assert not feature_layers, "num_feature_layers is 0"
-        return self.forward(input_ids, positions, attention), None
+        self._hook.backend = inputs.attention
+        return Hidden(self._run(inputs.input_ids, inputs.positions, **self._serving_inputs))
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         embedded: torch.Tensor = self._base.get_input_embeddings()(input_ids)

@@ -6,7 +6,7 @@ import torch
 
 from engine.attention.plain import PlainAttention
 from engine.contracts.attention import AttentionInputs
-from engine.contracts.model import CausalLM
+from engine.contracts.model import CausalLM, ModelInputs
 from engine.errors import ModelError
 from engine.memory.pages import KVCache
 
@@ -54,7 +54,8 @@ def _serve_in_chunks(model: CausalLM, ids: torch.Tensor) -> torch.Tensor:
     for num_tokens in CHUNKS:
         end = start + num_tokens
         attention.begin(AttentionInputs.of_row(blocks, BLOCK_SIZE, start, end))
-        hidden = model.forward(ids[start:end].to(torch.int32), positions[start:end], attention)
-        logits.append(model.logits(hidden))
+        own = ids[start:end].to(torch.int32)
+        hidden = model.forward(ModelInputs(own, positions[start:end], attention))
+        logits.append(model.logits(hidden.final))
         start = end
     return torch.cat(logits)

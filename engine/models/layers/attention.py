@@ -15,7 +15,7 @@ from engine.kernels.linear import Linear
 from engine.models.formats.part import Normed
 from engine.models.formats.projections import Projection
 from engine.models.formats.reader import WeightReader
-from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer, SublayerSpec
 from engine.models.layers.norms import NO_NORM, Map, NormSpec
 from engine.models.layers.query_key import ByPosition, QueryGrowth, QueryKeyNorm, clip
 from engine.models.layers.residual import AS_IT_IS, AddedOutput
@@ -192,10 +192,7 @@ class LoadedAttention(NamedTuple):
     o: Linear
     output: Map | None
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run it over the stream."""
-        qkv, residual = self.qkv(x, residual)
+    def __call__(self, stream: Stream, inputs: LayerInputs) -> Stream:
+        qkv, residual = self.qkv(*stream)
         x = self.o(self.heads(qkv, inputs))
         return (x if self.output is None else self.output(x)), residual

@@ -18,7 +18,7 @@ from engine.memory.routes import NoteRouting
 from engine.models.formats.part import Normed
 from engine.models.formats.reader import WeightReader
 from engine.models.layers.experts import ExpertMlp
-from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer, SublayerSpec
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import Map, NormSpec
 from engine.models.weights.shares import Division, undivided
@@ -124,11 +124,8 @@ class LoadedDenseAndExperts(NamedTuple):
     note: NoteRouting | None
     invariant: bool
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run both over the stream."""
-        inner, total = self.inner(x, residual)
+    def __call__(self, stream: Stream, inputs: LayerInputs) -> Stream:
+        inner, total = self.inner(*stream)
         dense = self.mlp_norm(self.down(inner))
         routing = self.router(total)
         if self.note is not None:

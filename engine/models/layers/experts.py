@@ -23,7 +23,7 @@ from engine.models.formats.modules import ModuleShape, PackedExperts
 from engine.models.formats.projections import Projection
 from engine.models.formats.reader import WeightReader
 from engine.models.layers.activation import Activation
-from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer, SublayerSpec
 from engine.models.layers.norms import Map
 from engine.models.layers.residual import AS_IT_IS, AddedOutput
 from engine.models.weights.shares import (
@@ -311,10 +311,8 @@ class LoadedExperts(NamedTuple):
     exchange: RankExchange | None
     output: Map | None
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run them over the stream."""
+    def __call__(self, stream: Stream, inputs: LayerInputs) -> Stream:
+        x, residual = stream
         if residual is None:  # they are the first sublayer
             x, residual = torch.zeros_like(x), x.clone()
         out, residual = self.experts(x, residual)

@@ -14,7 +14,7 @@ from engine.models.formats.part import Normed
 from engine.models.formats.projections import Projection
 from engine.models.formats.reader import WeightReader
 from engine.models.layers.attention import AttendProduct, Attention
-from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer
 from engine.models.layers.norms import Map
 from engine.models.weights.shares import RankShares, undivided
 
@@ -58,11 +58,8 @@ class LoadedGatedAttention(NamedTuple):
     o: Linear
     output: Map | None
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run it over the stream."""
-        columns, residual = self.product(x, residual)
+    def __call__(self, stream: Stream, inputs: LayerInputs) -> Stream:
+        columns, residual = self.product(*stream)
         gate = columns[:, self.q_width : 2 * self.q_width]
         qkv = torch.cat([columns[:, : self.q_width], columns[:, 2 * self.q_width :]], dim=1)
         x = self.o(self.heads(qkv, inputs).mul_(elementwise(torch.sigmoid, gate)))

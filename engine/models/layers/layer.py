@@ -48,20 +48,28 @@ class LayerInputs(NamedTuple):
     kept: dict[str, torch.Tensor] | None = None
 
 
+Stream = tuple[torch.Tensor, torch.Tensor | None]
+"""(x, residual), the stream's parts [T, hidden]; None is zero."""
+
+
 class Sublayer(Protocol):
     """A loaded sublayer.
 
     Ours are NamedTuples of functions: calling a module costs as much as a small kernel.
     """
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Map the stream's parts [T, hidden] to what the sublayer adds, and x + residual.
+    def __call__(self, stream: Stream, inputs: LayerInputs) -> Stream:
+        """Map the stream to what the sublayer adds, and x + residual.
 
-        `residual` may be overwritten; None is zero.
+        `residual` may be overwritten, and is not None after the first sublayer.
         """
         ...
+
+
+def sum_of(stream: Stream) -> torch.Tensor:
+    """The sum of a stream's parts."""
+    x, residual = stream
+    return x if residual is None else x + residual
 
 
 MakeState = Callable[[int], StateSpec]

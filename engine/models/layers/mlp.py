@@ -6,14 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
 from engine.kernels.linear import Linear
 from engine.models.formats.part import Normed, WeightProduct
 from engine.models.formats.projections import Projection
 from engine.models.formats.reader import WeightReader
 from engine.models.layers.activation import GATED_SILU, Activation, Xielu
-from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer, SublayerSpec
 from engine.models.layers.norms import NO_NORM, Map, NormSpec
 from engine.models.layers.residual import AS_IT_IS, AddedOutput
 from engine.models.weights.shares import COLUMNS, Division, RankShare, RankShares, undivided
@@ -87,10 +85,7 @@ class LoadedMlp(NamedTuple):
     down: Linear
     output: Map | None
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run it over the stream."""
-        inner, residual = self.inner(x, residual)
+    def __call__(self, stream: Stream, inputs: LayerInputs) -> Stream:
+        inner, residual = self.inner(*stream)
         x = self.down(inner)
         return (x if self.output is None else self.output(x)), residual

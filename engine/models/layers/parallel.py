@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import torch
-
 from engine.contracts.attention import AttentionSpec
 from engine.kernels.linear import Linear
 from engine.models.formats.part import Normed
 from engine.models.formats.reader import WeightReader
 from engine.models.layers.activation import LoadedActivation
 from engine.models.layers.attention import AttendProduct, Attention
-from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer, SublayerSpec
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import Map, NormSpec
 from engine.models.weights.shares import Division, undivided
@@ -71,11 +69,8 @@ class LoadedParallel(NamedTuple):
     down: Linear
     of_ranks: Map | None
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run it over the stream."""
-        product, residual = self.product(x, residual)
+    def __call__(self, stream: Stream, inputs: LayerInputs) -> Stream:
+        product, residual = self.product(*stream)
         x = self.o(self.heads(product[:, : self.qkv_width].contiguous(), inputs))
         x += self.down(self.activation(product[:, self.qkv_width :]))
         return (x if self.of_ranks is None else self.of_ranks(x)), residual

@@ -12,7 +12,7 @@ from engine.kernels.linear import Linear
 from engine.models.formats.projections import Projection
 from engine.models.formats.reader import WeightReader
 from engine.models.layers.activation import Activation
-from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer, SublayerSpec
 from engine.models.layers.norms import Map, NormSpec, WideRmsNorm
 from engine.models.weights.shares import undivided
 
@@ -107,10 +107,9 @@ class LoadedScale(NamedTuple):
 
     scalar: torch.Tensor
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, stream: Stream, inputs: LayerInputs) -> Stream:
         """Multiply both parts."""
+        x, residual = stream
         assert residual is not None
         return x * self.scalar, residual.mul_(self.scalar)
 
@@ -129,10 +128,8 @@ class LoadedLayerEnd(NamedTuple):
     scalar: torch.Tensor
     layer: int
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run it over the stream."""
+    def __call__(self, stream: Stream, inputs: LayerInputs) -> Stream:
+        x, residual = stream
         assert residual is not None
         assert inputs.per_layer is not None
         total = residual.add_(x)

@@ -6,11 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
 from engine.contracts.attention import AttentionSpec
 from engine.models.formats.reader import WeightReader
-from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer, SublayerSpec
 from engine.models.layers.norms import LoadedNorm, NormSpec
 from engine.models.weights.shares import Division
 
@@ -42,12 +40,9 @@ class LoadedSideBySide(NamedTuple):
     norm: LoadedNorm
     mixers: Sequence[Sublayer]
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run it over the stream."""
-        x, residual = self.norm.add(x, residual)
-        total, _ = self.mixers[0](x, residual, inputs)
+    def __call__(self, stream: Stream, inputs: LayerInputs) -> Stream:
+        normed = self.norm.add(*stream)
+        total, _ = self.mixers[0](normed, inputs)
         for mixer in self.mixers[1:]:
-            total = total + mixer(x, residual, inputs)[0]
-        return total, residual
+            total = total + mixer(normed, inputs)[0]
+        return total, normed[1]

@@ -24,13 +24,13 @@ import torch
 from engine.arrays import Int32Array
 from engine.batch import RequestRows, StepInputs
 from engine.contracts.attention import AttentionBackend
+from engine.contracts.model import Hidden
 from engine.contracts.runner import StepCosts
 from engine.memory.states import RowStates
 from engine.plan import StepPlan
 from engine.progress import report
 from engine.runner.adapters import RunnerAdapters
-from engine.runner.forward import Hidden
-from engine.runner.graphs.captured_batches import (
+from engine.runner.graphs.captured_needs import (
     COMMON_NEEDS,
     LONE_NEEDS,
     MEASURED_NEEDS,

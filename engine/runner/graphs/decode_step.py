@@ -14,6 +14,7 @@ import torch
 from engine.arrays import Int32Array
 from engine.batch import Drafting, RequestRows, RowEnds, StepInputs
 from engine.contracts.attention import AttentionBackend, AttentionInputs
+from engine.contracts.model import Hidden, ModelInputs
 from engine.kernels.lora.groups import ActiveAdapters, TokenGroups
 from engine.kernels.step_io import (
     DecodeInputs,
@@ -24,7 +25,7 @@ from engine.kernels.step_io import (
 )
 from engine.memory.states import RowStates
 from engine.runner.adapters import FixedGroups, RunnerAdapters
-from engine.runner.forward import Hidden, forward
+from engine.runner.forward import forward
 from engine.runner.speculation import feature_layers_of
 from engine.runner.step import StepTokens, TokenStage
 from engine.runner.step_states import step_states
@@ -169,15 +170,8 @@ class DecodeStep:
             self._starts_np[: size + 1],
             num_decodes=size,
         )
-        return forward(
-            self._stage.model,
-            inputs.input_ids,
-            inputs.positions,
-            self._attention,
-            self._feature_layers,
-            inputs.slots,
-            states,
-        )
+        own = ModelInputs(inputs.input_ids, inputs.positions, self._attention, states)
+        return forward(self._stage.model, own, inputs.slots, self._feature_layers)
 
     def put_mask_slots(self, slots: torch.Tensor) -> None:
         """Tell the next draw which masks its logit rows have: int32 [N], as in `StepMasks`."""

@@ -25,14 +25,14 @@ import torch
 from engine.arrays import Int32Array
 from engine.attention.cuda import CudaAttention
 from engine.contracts.heads import Heads, Rotation
-from engine.contracts.model import CausalLM
+from engine.contracts.model import CausalLM, Hidden, ModelInputs
 from engine.kernels.lora.groups import ActiveAdapters
 from engine.kernels.rope import rope_and_store
 from engine.memory.pages import Cells
 from engine.memory.states import StepStates
 from engine.progress import report
 from engine.runner.adapters import FixedGroups, RunnerAdapters
-from engine.runner.forward import Hidden, forward
+from engine.runner.forward import forward
 from engine.runner.graphs.capturing import capturing_stream
 from engine.runner.graphs.fixed_states import FixedStates
 from engine.runner.graphs.whole_graphs import WholeGraphs
@@ -246,9 +246,9 @@ class PiecewiseGraphs:
             fill=fill,
         )
         ids, positions = buffers.input_ids[:size], buffers.positions[:size]
-        layers, slots = self._feature_layers, buffers.slots[:size]
         states = None if self._states is None else self._states.of_size(size, mixed=mixed)
-        hidden = forward(self._model, ids, positions, attention, layers, slots, states)
+        inputs = ModelInputs(ids, positions, attention, states)
+        hidden = forward(self._model, inputs, buffers.slots[:size], self._feature_layers)
         buffers.hidden.final[:size] = hidden.final
         if buffers.hidden.features is not None and hidden.features is not None:
             buffers.hidden.features[:size] = hidden.features
@@ -262,18 +262,13 @@ class PiecewiseGraphs:
         return states is None or (self._states is not None and self._states.fits(states))
 
     def replay(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        slots: torch.Tensor,
-        adapters: Int32Array | None = None,
-        states: StepStates | None = None,
+        self, inputs: ModelInputs, slots: torch.Tensor, adapters: Int32Array | None = None
     ) -> Hidden:
         """Replay a forward; see `ForwardGraphs.replay`."""
-        buffers, count = self._buffers, len(input_ids)
+        buffers, count, states = self._buffers, len(slots), inputs.states
         size = next(size for size in self.sizes if size >= count)
-        buffers.input_ids[:count] = input_ids
-        buffers.positions[:count] = positions
+        buffers.input_ids[:count] = inputs.input_ids
+        buffers.positions[:count] = inputs.positions
         buffers.slots[:count] = slots
         if count < size:
             buffers.slots[count:size].zero_()

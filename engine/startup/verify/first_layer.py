@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-from engine.contracts.attention import LayerAttention
-from engine.contracts.model import CausalLM
-from engine.memory.states import StepStates
+from engine.contracts.model import CausalLM, Hidden, ModelInputs
 
 Chain = tuple[int, ...]
 """A token's numbers: of each layer's output, then of the final norm's."""
@@ -34,36 +32,17 @@ class LayerDigests:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attention: LayerAttention,
-        states: StepStates | None = None,
-    ) -> torch.Tensor:
-        """Compute the hidden states."""
-        return self.forward_with_features(input_ids, positions, attention, (), states)[0]
-
-    def forward_with_features(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attention: LayerAttention,
-        feature_layers: Sequence[int],
-        states: StepStates | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(self, inputs: ModelInputs, feature_layers: Sequence[int] = ()) -> Hidden:
         """Compute the hidden states and the features that are asked for."""
         layers = range(self._model.num_feature_layers)
-        hidden, features = self._model.forward_with_features(
-            input_ids, positions, attention, layers, states
-        )
+        final, features = self._model.forward(inputs, layers)
         assert features is not None
-        outputs = features.view(len(hidden), len(layers), -1)
-        numbers = torch.cat([_numbers(outputs), _numbers(hidden[:, None])], dim=1).tolist()
-        for position, chain in zip(positions.tolist(), numbers, strict=True):
+        outputs = features.view(len(final), len(layers), -1)
+        numbers = torch.cat([_numbers(outputs), _numbers(final[:, None])], dim=1).tolist()
+        for position, chain in zip(inputs.positions.tolist(), numbers, strict=True):
             self.chains[position].append(tuple(chain))
         asked = outputs[:, list(feature_layers)].flatten(1) if feature_layers else None
-        return hidden, asked
+        return Hidden(final, asked)
 
 
 def _numbers(outputs: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,7 @@ from msgspec import structs
 from engine.batch import RequestRows
 from engine.config import EngineConfig
 from engine.contracts.attention import AttentionInputs
+from engine.contracts.model import ModelInputs
 from engine.memory.pages import KVCache
 from engine.memory.states import text_states
 from engine.models.expected import max_position, resolve_dtype
@@ -208,7 +209,7 @@ def served_logits(config: EngineConfig, ids: torch.Tensor, exchange: RankExchang
         attention.begin(AttentionInputs.of_row(blocks, block_size, start, end))
         positions = torch.arange(start, end, device=device)
         own = ids[start:end].to(torch.int32)
-        hidden = model.forward(own, positions, attention, states(start, end))
+        hidden = model.forward(ModelInputs(own, positions, attention, states(start, end))).final
         logits.append(shard.whole_rows(model.logits(hidden)).clone())
     return torch.cat(logits)
 

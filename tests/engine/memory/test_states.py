@@ -7,6 +7,7 @@ import torch
 
 from engine.attention.plain import PlainAttention
 from engine.contracts.attention import AttentionInputs
+from engine.contracts.model import ModelInputs
 from engine.memory.pages import KVCache
 from engine.memory.state_rows import Extent, StateRows
 from engine.memory.states import (
@@ -103,6 +104,7 @@ def test_a_lone_text_goes_on_from_part_to_part() -> None:
     for start, end in ((0, 1), (1, 9), (9, 21)):
         attention.begin(AttentionInputs.of_row(blocks, 4, start, end))
         own, positions = ids[start:end].int(), torch.arange(start, end)
-        logits.append(model.logits(model.forward(own, positions, attention, part(start, end))))
+        inputs = ModelInputs(own, positions, attention, part(start, end))
+        logits.append(model.logits(model.forward(inputs).final))
     assert (torch.cat(logits) - reference(ids.tolist())).abs().max() < LOGPROB_ERROR
     assert text_states([], CPU)(0, 4) is None

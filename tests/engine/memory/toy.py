@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.contracts.attention import AttentionSpec, LayerAttention
+from engine.contracts.attention import AttentionSpec
+from engine.contracts.model import Hidden, ModelInputs
 from engine.contracts.named_weights import NamedWeights
 from engine.memory.routes import ExpertRoutes
 from engine.memory.state_rows import NULL_SLOT
-from engine.memory.states import StatePart, StateSpec, StateTensor, StepStates
+from engine.memory.states import StatePart, StateSpec, StateTensor
 
 VOCAB, HEAD_DIM, WINDOW = 60, 16, 3
 PRIME = 2**31 - 1
@@ -75,13 +76,9 @@ class ToyModel:
         ring = StateTensor((WINDOW + 2 * num_drafts + 1,), torch.int64)
         return [StateSpec((StateTensor((), torch.int64),), self._chunk), StateSpec((ring,))]
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attention: LayerAttention,
-        states: StepStates | None = None,
-    ) -> torch.Tensor:
+    def forward(self, inputs: ModelInputs, feature_layers: Sequence[int] = ()) -> Hidden:
+        assert not feature_layers
+        input_ids, _, attention, states = inputs
         assert states is not None
         if any(part.extent.standing for part in states.parts):  # a step of choices
             check_apart(states.parts)
@@ -96,18 +93,7 @@ class ToyModel:
             hidden[first:last, : 2 + WINDOW] = self._states(ids, own, hashes, ring)
         q, k, v = (table[input_ids.long()][:, None] for table in QKV)
         hidden[:, 2 + WINDOW :] = attention.attend(0, q, k, v)[:, 0]
-        return hidden
-
-    def forward_with_features(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        attention: LayerAttention,
-        feature_layers: Sequence[int],
-        states: StepStates | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        assert not feature_layers
-        return self.forward(input_ids, positions, attention, states), None
+        return Hidden(hidden)
 
     def _states(
         self, ids: list[int], part: StatePart, hashes: torch.Tensor, ring: torch.Tensor

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.contracts.model import CausalLM
+from engine.contracts.model import CausalLM, ModelInputs
 from engine.contracts.named_weights import NamedWeights
 from engine.memory.states import text_states
 from engine.models.reference import attention_of_text
@@ -76,8 +76,8 @@ def text_logits(model: CausalLM, num_tokens: int = NUM_TOKENS) -> torch.Tensor:
     attention = attention_of_text(model.attention_specs, model.dtype, model.device, num_tokens)
     states = text_states(model.state_specs(0), model.device)(0, num_tokens)
     positions = torch.arange(num_tokens, device=model.device)
-    hidden = model.forward(ids.int().to(model.device), positions, attention, states)
-    return model.logits(hidden)
+    inputs = ModelInputs(ids.int().to(model.device), positions, attention, states)
+    return model.logits(model.forward(inputs).final)
 
 
 def assert_holds(named: NamedWeights, tensors: Tensors) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from engine.attention.plain import PlainAttention
 from engine.config import ModelConfig
 from engine.contracts.attention import AttentionInputs
-from engine.contracts.model import CausalLM
+from engine.contracts.model import CausalLM, ModelInputs
 from engine.kernels.lora.groups import ActiveAdapters, TokenGroups
 from engine.memory.pages import KVCache
 from engine.models.loader import load_model
@@ -132,10 +132,9 @@ class PagedRows:
         input_ids = torch.cat([ids[row, first:last] for row, first, last in parts])
         self.attention.begin(inputs)
         with (active or ActiveAdapters()).using(groups):
-            hidden = self._model.forward(
-                input_ids.to(self._device, torch.int32), positions, self.attention
-            )
-            logits = self._model.logits(hidden)
+            own = input_ids.to(self._device, torch.int32)
+            hidden = self._model.forward(ModelInputs(own, positions, self.attention))
+            logits = self._model.logits(hidden.final)
         return list(torch.split(logits.cpu(), lengths))
 
     def inputs(self, parts: list[tuple[int, int, int]]) -> tuple[AttentionInputs, torch.Tensor]:

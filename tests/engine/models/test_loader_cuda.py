@@ -20,6 +20,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from engine.contracts.model import ModelInputs
 from tests.engine.models.serving import (
     GROUPED,
     VOCAB,
@@ -96,7 +97,8 @@ def test_a_step_waits_for_nothing(
         for mode in ("default", "error"):  # once to compile; then what waits raises
             torch.cuda.set_sync_debug_mode(mode)
             rows.attention.begin(inputs)
-            logits.append(model.logits(model.forward(input_ids, positions, rows.attention)))
+            hidden = model.forward(ModelInputs(input_ids, positions, rows.attention))
+            logits.append(model.logits(hidden.final))
     torch.cuda.set_sync_debug_mode("default")
     assert logits[1].isfinite().all()
     torch.testing.assert_close(logits[1], logits[0])

@@ -15,6 +15,7 @@ from engine.attention.plain import PlainAttention
 from engine.batch import RequestRows
 from engine.contracts.attention import AttentionBackend, AttentionInputs, AttentionSpec
 from engine.contracts.drafter import Drafter, VerifiedStep
+from engine.contracts.model import ModelInputs
 from engine.memory.pages import KVCache
 from engine.models.decoder import Decoder
 from sampling.batch import SamplingBatch
@@ -167,9 +168,8 @@ class DraftedRows:
         input_ids, where = self._sent(input_ids), self._sent(where)
         attention = replace(attention, **self._sent_fields(attention))
         self._attention.begin(attention)
-        hidden, features = self._target.forward_with_features(
-            input_ids, where, self._attention, self.drafter.feature_layers
-        )
+        inputs = ModelInputs(input_ids, where, self._attention)
+        hidden, features = self._target.forward(inputs, self.drafter.feature_layers)
         places = zip(row_of, positions, strict=True)
         following = [self.rows[i].text[p + 1 : p + 2] or [5] for i, p in places]
         draw_rows = torch.tensor([picked.index(i) for i in draws], dtype=torch.int64)

@@ -17,7 +17,7 @@ from engine.memory.states import StateSpec
 from engine.models.formats.part import Normed
 from engine.models.formats.projections import Projection
 from engine.models.formats.reader import WeightReader
-from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer, SublayerSpec
 from engine.models.layers.norms import NormSpec
 from engine.models.layers.recurrent.row_states import (
     convolve,
@@ -134,15 +134,12 @@ class LoadedChannelDelta(NamedTuple):
     norm: GatedNorm
     o: Linear
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run it over the stream."""
-        columns, residual = self.product(x, residual)
+    def __call__(self, stream: Stream, inputs: LayerInputs) -> Stream:
+        columns, residual = self.product(*stream)
         sizes, states = self.sizes, inputs.states
         assert states is not None
         mixed, f, g, b = torch.split(columns, sizes.widths, dim=1)
-        by_head = (len(x), sizes.heads, sizes.lanes)
+        by_head = (len(columns), sizes.heads, sizes.lanes)
         a = self.decays(f.contiguous()).view(by_head)
         decay, beta = delta_gates(a, b, self.a_log, self.dt_bias)
         ring, matrix, *drafted = states.layers[self.place]

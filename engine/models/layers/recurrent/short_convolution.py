@@ -6,15 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
 from engine.kernels.linear import Linear
 from engine.kernels.recurrent.convolution import Convolution, Gates
 from engine.memory.states import StateSpec
 from engine.models.formats.part import Normed
 from engine.models.formats.projections import Projection
 from engine.models.formats.reader import WeightReader
-from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer, SublayerSpec
 from engine.models.layers.norms import NormSpec
 from engine.models.layers.recurrent.row_states import convolve, read_convolution, ring_tensor
 from engine.models.weights.shares import COLUMNS, Division, undivided
@@ -75,11 +73,8 @@ class LoadedShortConvolution(NamedTuple):
     convolution: Convolution
     o: Linear
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run it over the stream."""
-        columns, residual = self.product(x, residual)
+    def __call__(self, stream: Stream, inputs: LayerInputs) -> Stream:
+        columns, residual = self.product(*stream)
         b, c, x = columns.chunk(3, dim=1)
         states = inputs.states
         assert states is not None

@@ -21,7 +21,7 @@ from engine.memory.states import StateSpec
 from engine.models.formats.part import Normed
 from engine.models.formats.projections import Projection
 from engine.models.formats.reader import WeightReader
-from engine.models.layers.layer import LayerInputs, LayerPlaces, Sublayer, SublayerSpec
+from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer, SublayerSpec
 from engine.models.layers.norms import Map, NormSpec
 from engine.models.layers.recurrent.row_states import (
     convolve,
@@ -179,11 +179,8 @@ class LoadedStateSpace(NamedTuple):
     o: Linear
     output: Map | None
 
-    def __call__(
-        self, x: torch.Tensor, residual: torch.Tensor | None, inputs: LayerInputs
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run it over the stream."""
-        columns, residual = self.product(x, residual)
+    def __call__(self, stream: Stream, inputs: LayerInputs) -> Stream:
+        columns, residual = self.product(*stream)
         if self.scales is not None:
             columns = columns * self.scales
         sizes, states = self.sizes, inputs.states

@@ -21,7 +21,7 @@ from engine.attention import cuda
 from engine.attention.flashinfer import is_expressible, modules_of
 from engine.attention.modules import wait_for_modules
 from engine.contracts.attention import AttentionInputs
-from engine.contracts.model import CausalLM
+from engine.contracts.model import CausalLM, ModelInputs
 from engine.contracts.shared_blocks import Sharing
 from engine.memory.pages import KVCache
 from engine.models.decoder import Decoder
@@ -228,7 +228,8 @@ class CudaRows:
             )
         )
         own = torch.cat([ids[row, first:last] for row, first, last in parts])
-        hidden = self._model.forward(own.to(here, torch.int32), positions.to(here), self.attention)
+        inputs = ModelInputs(own.to(here, torch.int32), positions.to(here), self.attention)
+        hidden = self._model.forward(inputs).final
         return list(torch.split(self._model.logits(hidden).float().cpu(), counts))
 
 

@@ -65,7 +65,7 @@ class CapturedMlp:
         x, residual = torch.randn(shape, generator=generator, device="cuda").to(model.dtype)
 
         def run() -> torch.Tensor:
-            out: torch.Tensor = sublayer(x.clone(), residual.clone(), None)[0]
+            out: torch.Tensor = sublayer((x.clone(), residual.clone()), None)[0]
             return out
 
         stream: Any = cast(Any, torch.cuda).Stream()

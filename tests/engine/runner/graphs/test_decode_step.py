@@ -9,10 +9,10 @@ import torch
 
 from engine.arrays import Int32Array
 from engine.batch import StepInputs
+from engine.contracts.model import Hidden
 from engine.engine import Engine
 from engine.plan import StepPlan
 from engine.planning import row_snapshots
-from engine.runner.forward import Hidden
 from engine.runner.graphs.decode_step import DecodeStep, StepRows
 from engine.runner.host_copy import Packed
 from engine.runner.model_runner import ModelRunner

@@ -27,11 +27,12 @@ from demo import MODEL_FOLDER
 from engine.attention.cuda import CudaAttention
 from engine.config import Dtype, ModelConfig
 from engine.contracts.attention import AttentionInputs
+from engine.contracts.model import Hidden
 from engine.memory.pages import KVCache
 from engine.memory.states import NEVER, RowStates, StepStates
 from engine.models.decoder import Decoder
 from engine.models.loader import load_model
-from engine.runner.forward import Forward, Hidden
+from engine.runner.forward import Forward
 from engine.runner.graphs import piecewise_graphs, whole_graphs
 from engine.runner.graphs.fixed_states import PROMPTS, FixedStates
 from engine.runner.graphs.piecewise_graphs import PiecewiseGraphs, StepBuffers, token_ladder
