@@ -12,7 +12,7 @@ from engine.kernels.linear import Linear
 from engine.kernels.recurrent.convolution import Convolution
 from engine.kernels.recurrent.gated_norm import GatedNorm
 from engine.kernels.recurrent.gates import delta_gates
-from engine.kernels.recurrent.matrices import Drafted, Matrices, Rule, TokenInputs
+from engine.kernels.recurrent.matrices import Rule, TokenInputs
 from engine.memory.states import StateSpec
 from engine.models.formats.part import Normed
 from engine.models.formats.projections import Projection
@@ -20,10 +20,9 @@ from engine.models.formats.reader import WeightReader
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer, SublayerSpec
 from engine.models.layers.norms import NormSpec
 from engine.models.layers.recurrent.row_states import (
-    convolve,
+    RowMemory,
     matrix_spec,
     read_convolution,
-    recur,
     ring_tensor,
 )
 from engine.models.weights.shares import HEADS, Division, RankShare, RankShares, undivided
@@ -176,15 +175,11 @@ class LoadedGatedDelta(NamedTuple):
 
     def __call__(self, stream: Stream, inputs: LayerInputs) -> Stream:
         columns, residual = self.product(*stream)
-        sizes, states = self.sizes, inputs.states
-        assert states is not None
+        sizes, memory = self.sizes, RowMemory.of(inputs, self.place)
         widths = [sizes.convolved, sizes.heads * sizes.value, sizes.heads, sizes.heads]
         mixed, z, b, a = torch.split(columns, widths, dim=1)
         decay, beta = delta_gates(a, b, self.a_log, self.dt_bias, self.beta_scale)
-        ring, matrix, *drafted = states.layers[self.place]
-        memory = Matrices(matrix, Drafted(*drafted))
-
-        own = convolve(mixed, self.convolution, ring, states)
+        own = memory.convolve(mixed, self.convolution)
         tokens = TokenInputs(*sizes.split(own), decay, beta)
-        read = recur(tokens, self.rule, memory, states)
+        read = memory.recur(tokens, self.rule)
         return self.o(self.norm(read, z.view(len(z), sizes.heads, sizes.value))), residual

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -12,39 +13,59 @@ from engine.kernels.recurrent.convolution import (
     causal_convolution,
     ring_length,
 )
-from engine.kernels.recurrent.matrices import CHUNK, Matrices, Rule, TokenInputs, drafted_length
+from engine.kernels.recurrent.matrices import (
+    CHUNK,
+    Drafted,
+    Matrices,
+    Rule,
+    TokenInputs,
+    drafted_length,
+)
 from engine.kernels.recurrent.recurrence import recurrence
 from engine.memory.states import StateSpec, StateTensor, StepStates
 from engine.models.formats.reader import WeightReader
+from engine.models.layers.layer import LayerInputs
 from engine.models.weights.shares import RankShare
 
 
-def convolve(
-    x: torch.Tensor,
-    kernel: Convolution,
-    ring: torch.Tensor,
-    states: StepStates,
-    gates: Gates | None = None,
-) -> torch.Tensor:
-    """Convolve x [T, C] of a step's tokens, one part after the other → [T, C]."""
-    out = x.new_empty(x.shape)
-    for part in states.parts:
-        causal_convolution(x, kernel, ring, part.rows, part.extent, gates, out)
-    return out
+class RowMemory(NamedTuple):
+    """What a layer keeps of a step's rows, one part of the step after the other.
 
+    Attributes:
+        ring: of the convolution.
+        matrices: of the recurrence; None of a layer that only convolves.
+    """
 
-def recur(
-    tokens: TokenInputs,
-    rule: Rule,
-    memory: Matrices,
-    states: StepStates,
-    skip: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Compute the recurrence of a step's tokens, one part after the other → [T, H, V]."""
-    out = tokens.v.new_empty(tokens.v.shape)
-    for part in states.parts:
-        recurrence(tokens, rule, memory, part.rows, part.extent, skip, out)
-    return out
+    states: StepStates
+    ring: torch.Tensor
+    matrices: Matrices | None
+
+    @classmethod
+    def of(cls, inputs: LayerInputs, place: int) -> RowMemory:
+        """That of the layer whose states are at `place` of `StepStates.layers`."""
+        states = inputs.states
+        assert states is not None
+        ring, *kept = states.layers[place]
+        return cls(states, ring, Matrices(kept[0], Drafted(*kept[1:])) if kept else None)
+
+    def convolve(
+        self, x: torch.Tensor, kernel: Convolution, gates: Gates | None = None
+    ) -> torch.Tensor:
+        """Convolve x [T, C] of the step's tokens → [T, C]."""
+        out = x.new_empty(x.shape)
+        for part in self.states.parts:
+            causal_convolution(x, kernel, self.ring, part.rows, part.extent, gates, out)
+        return out
+
+    def recur(
+        self, tokens: TokenInputs, rule: Rule, skip: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Compute the recurrence of the step's tokens → [T, H, V]."""
+        assert self.matrices is not None
+        out = tokens.v.new_empty(tokens.v.shape)
+        for part in self.states.parts:
+            recurrence(tokens, rule, self.matrices, part.rows, part.extent, skip, out)
+        return out
 
 
 def ring_tensor(width: int, channels: int, num_drafts: int, dtype: torch.dtype) -> StateTensor:

@@ -14,7 +14,7 @@ from engine.models.formats.projections import Projection
 from engine.models.formats.reader import WeightReader
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer, SublayerSpec
 from engine.models.layers.norms import NormSpec
-from engine.models.layers.recurrent.row_states import convolve, read_convolution, ring_tensor
+from engine.models.layers.recurrent.row_states import RowMemory, read_convolution, ring_tensor
 from engine.models.weights.shares import COLUMNS, Division, undivided
 
 
@@ -76,9 +76,5 @@ class LoadedShortConvolution(NamedTuple):
     def __call__(self, stream: Stream, inputs: LayerInputs) -> Stream:
         columns, residual = self.product(*stream)
         b, c, x = columns.chunk(3, dim=1)
-        states = inputs.states
-        assert states is not None
-        (ring,) = states.layers[self.place]
-
-        own = convolve(x, self.convolution, ring, states, Gates(b, c))
+        own = RowMemory.of(inputs, self.place).convolve(x, self.convolution, Gates(b, c))
         return self.o(own), residual

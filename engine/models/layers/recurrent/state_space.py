@@ -16,7 +16,7 @@ from engine.kernels.linear import Linear
 from engine.kernels.recurrent.convolution import Convolution
 from engine.kernels.recurrent.gated_norm import GatedNorm
 from engine.kernels.recurrent.gates import space_gates
-from engine.kernels.recurrent.matrices import Drafted, Matrices, Rule, TokenInputs
+from engine.kernels.recurrent.matrices import Rule, TokenInputs
 from engine.memory.states import StateSpec
 from engine.models.formats.part import Normed
 from engine.models.formats.projections import Projection
@@ -24,10 +24,9 @@ from engine.models.formats.reader import WeightReader
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer, SublayerSpec
 from engine.models.layers.norms import Map, NormSpec
 from engine.models.layers.recurrent.row_states import (
-    convolve,
+    RowMemory,
     matrix_spec,
     read_convolution,
-    recur,
     ring_tensor,
 )
 from engine.models.layers.residual import AS_IT_IS, AddedOutput
@@ -183,16 +182,12 @@ class LoadedStateSpace(NamedTuple):
         columns, residual = self.product(*stream)
         if self.scales is not None:
             columns = columns * self.scales
-        sizes, states = self.sizes, inputs.states
-        assert states is not None
+        sizes, memory = self.sizes, RowMemory.of(inputs, self.place)
         gate, mixed, dt = torch.split(columns, sizes.widths, dim=1)
         decay, step = space_gates(dt, self.a_log, self.dt_bias, self.dt_limits)
-        ring, matrix, *drafted = states.layers[self.place]
-        memory = Matrices(matrix, Drafted(*drafted))
-
-        own = convolve(mixed, self.convolution, ring, states)
+        own = memory.convolve(mixed, self.convolution)
         tokens = TokenInputs(*sizes.split(own), decay, step)
-        read = recur(tokens, self.rule, memory, states, self.skip)
+        read = memory.recur(tokens, self.rule, self.skip)
         read = read.flatten(1)
         if self.norm is None:
             read = read * elementwise(F.silu, gate)
