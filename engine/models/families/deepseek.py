@@ -146,7 +146,6 @@ def routed_experts(config: Any, rules: RoutingRules) -> ExpertMlp:
     """The experts of a layer, and the one that all tokens take."""
     return ExpertMlp(
         hidden_size=config.hidden_size,
-        norm="post_attention_layernorm",
         norm_eps=config.rms_norm_eps,
         packed=("experts.gate_up_proj", "experts.down_proj"),
         num_experts=config.n_routed_experts,

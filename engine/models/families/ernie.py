@@ -61,7 +61,6 @@ def _experts(config: Any) -> ExpertMlp:
     silu(config)  # the only activation of experts
     return ExpertMlp(
         hidden_size=config.hidden_size,
-        norm="post_attention_layernorm",
         norm_eps=config.rms_norm_eps,
         num_experts=config.num_experts,
         rules=RoutingRules(config.num_experts_per_tok, over_chosen=True),

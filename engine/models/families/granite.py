@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from engine.models.families.config import (
@@ -16,6 +17,7 @@ from engine.models.families.config import (
 )
 from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
+from engine.models.layers.layer import SublayerSpec
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import RmsNorm
 from engine.models.layers.residual import AddedOutput
@@ -47,10 +49,15 @@ def granite(config: Any) -> DecoderSpec:
         )
         for rotation, window in zip(rotations(config), windows(config), strict=True)
     ]
+    return granite_decoder(config, layers)
+
+
+def granite_decoder(config: Any, layers: Iterable[Iterable[SublayerSpec]]) -> DecoderSpec:
+    """The decoder of some layers, with the factors of embeddings and logits."""
     return decoder(
         config,
         layers,
-        RmsNorm("model.norm", eps),
+        RmsNorm("model.norm", config.rms_norm_eps),
         embedding=TokenEmbedding(scale=config.embedding_multiplier),
         lm_head=LmHead(is_tied=config.tie_word_embeddings, scale=1.0 / config.logits_scaling),
     )

@@ -51,7 +51,6 @@ def _experts(config: Any, index: int) -> ExpertMlp:
     silu(config)  # the only activation of experts
     return ExpertMlp(
         hidden_size=config.hidden_size,
-        norm="post_attention_layernorm",
         norm_eps=config.rms_norm_eps,
         num_experts=_of_layer(config.num_experts, index),
         rules=RoutingRules(_of_layer(config.moe_topk, index), over_chosen=True),

@@ -131,7 +131,6 @@ def experts(config: Any, *, norm_plus_one: bool = False) -> ExpertMlp:
     silu(config)  # the only activation of experts
     return ExpertMlp(
         hidden_size=config.hidden_size,
-        norm="post_attention_layernorm",
         norm_eps=config.rms_norm_eps,
         norm_plus_one=norm_plus_one,
         packed=("experts.gate_up_proj", "experts.down_proj"),

@@ -62,7 +62,7 @@ class ExpertMlp(SublayerSpec):
     has_experts = True
 
     hidden_size: int
-    norm: str
+    norm: str = "post_attention_layernorm"
     norm_eps: float
     norm_plus_one: bool = False
     num_experts: int

@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from engine.kernels.experts.routing import RoutingRules
-from engine.models.families.config import (
-    biases,
-    decoder,
-    layer_kinds,
-    no_rotations,
-    rotations,
-    silu,
-    sizes,
-)
+from engine.models.families.config import biases, layer_kinds, no_rotations, rotations, silu, sizes
+from engine.models.families.granite import granite_decoder
 from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.experts import ExpertMlp
@@ -21,7 +14,6 @@ from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import RmsNorm
 from engine.models.layers.recurrent.state_space import StateSpace
 from engine.models.layers.residual import AddedOutput
-from engine.models.layers.vocabulary import LmHead, TokenEmbedding
 
 SPACE, ATTENTION = "linear_attention", "full_attention"
 
@@ -77,19 +69,12 @@ def granitemoehybrid(config: Any) -> DecoderSpec:
             layer_kinds(config, SPACE, ATTENTION), speeds(config), strict=True
         )
     ]
-    return decoder(
-        config,
-        layers,
-        RmsNorm("model.norm", eps),
-        embedding=TokenEmbedding(scale=config.embedding_multiplier),
-        lm_head=LmHead(is_tied=config.tie_word_embeddings, scale=1.0 / config.logits_scaling),
-    )
+    return granite_decoder(config, layers)
 
 
 def _experts(config: Any, output: AddedOutput) -> ExpertMlp:
     return ExpertMlp(
         hidden_size=config.hidden_size,
-        norm="post_attention_layernorm",
         norm_eps=config.rms_norm_eps,
         name="block_sparse_moe",
         packed=("input_linear.weight", "output_linear.weight"),

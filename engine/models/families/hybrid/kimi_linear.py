@@ -71,7 +71,6 @@ def _attention(config: Any, norm: RmsNorm) -> LatentAttention:
 def _experts(config: Any) -> ExpertMlp:
     return ExpertMlp(
         hidden_size=config.hidden_size,
-        norm="post_attention_layernorm",
         norm_eps=config.rms_norm_eps,
         names=("w1", "w3", "w2"),
         num_experts=config.num_local_experts,

@@ -26,7 +26,6 @@ def gpt_oss(config: Any) -> DecoderSpec:
     silu(config)
     experts = ExpertMlp(
         hidden_size=config.hidden_size,
-        norm="post_attention_layernorm",
         norm_eps=eps,
         num_experts=config.num_local_experts,
         rules=RoutingRules(config.num_experts_per_tok, over_chosen=True),

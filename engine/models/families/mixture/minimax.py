@@ -19,7 +19,6 @@ def minimax_m2(config: Any) -> DecoderSpec:
     silu(config)  # the only activation of experts
     experts = ExpertMlp(
         hidden_size=config.hidden_size,
-        norm="post_attention_layernorm",
         norm_eps=eps,
         name="block_sparse_moe",
         names=("w1", "w3", "w2"),

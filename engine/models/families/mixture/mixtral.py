@@ -18,7 +18,6 @@ def mixtral(config: Any) -> DecoderSpec:
     silu(config)  # the only activation of experts
     experts = ExpertMlp(
         hidden_size=config.hidden_size,
-        norm="post_attention_layernorm",
         norm_eps=eps,
         num_experts=config.num_local_experts,
         rules=RoutingRules(config.num_experts_per_tok, over_chosen=True),
