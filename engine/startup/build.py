@@ -27,7 +27,7 @@ from engine.parallel.lead import LeadReader, LeadRunner
 from engine.planning.drafting import draft_rules
 from engine.progress import phase
 from engine.runner.model_runner import ModelRunner
-from engine.startup.built_runner import build_runner
+from engine.startup.built_runner import BuiltRunner, build_runner
 from engine.startup.device import make_sleeping, resolve_device
 from engine.startup.error_statement import ErrorMeasure
 from engine.startup.fingerprint import Fingerprint
@@ -221,9 +221,27 @@ def assemble(
         )
     eos_token_ids = _stop_ids(config.model, model.vocab_size)
     grammars, grammar_error = _grammars(config, tokenizer, runner, model.vocab_size, eos_token_ids)
-    info = EngineInfo(
+    info = _info(config, model, device, built, eos_token_ids, grammar_error, fingerprint)
+    serving, drafting = wrap(runner), draft_rules(config.speculation, built.costs)
+    rehearse(config, info, serving, drafting)
+    _freeze()
+    on_compilation(lambda name: logger.warning("kernel %s was compiled inside a request", name))
+    reader = None if runner.adapters is None else lead_reader(runner.adapters.store)
+    return EngineParts(config, info, serving, drafting, grammars, reader)
+
+
+def _info(
+    config: EngineConfig,
+    model: CausalLM,
+    device: torch.device,
+    built: BuiltRunner,
+    eos_token_ids: tuple[int, ...],
+    grammar_error: str | None,
+    fingerprint: Fingerprint | None,
+) -> EngineInfo:
+    return EngineInfo(
         vocab_size=model.vocab_size,
-        max_model_len=max_model_len,
+        max_model_len=built.size.max_model_len,
         eos_token_ids=eos_token_ids,
         max_rows=config.scheduler.max_rows,
         num_blocks=built.size.num_blocks,
@@ -242,12 +260,6 @@ def assemble(
         max_drawn_top=most_drawn(config.sampling, device, config.tensor_parallel_size),
         fingerprint="" if fingerprint is None else fingerprint.result(),
     )
-    serving, drafting = wrap(runner), draft_rules(config.speculation, built.costs)
-    rehearse(config, info, serving, drafting)
-    _freeze()
-    on_compilation(lambda name: logger.warning("kernel %s was compiled inside a request", name))
-    reader = None if runner.adapters is None else lead_reader(runner.adapters.store)
-    return EngineParts(config, info, serving, drafting, grammars, reader)
 
 
 def _freeze() -> None:

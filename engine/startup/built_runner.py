@@ -32,6 +32,7 @@ from engine.startup.sizes import CacheSize, longest_context, size_cache
 from sampling.device.compiling import Compilation, on_compilation
 from sampling.device.ranks import LoneRank, RankExchange
 from sampling.rows import SamplingRows
+from sampling.sampler import Sampler
 from sampling.vocab_shard import VocabShard
 
 
@@ -113,17 +114,7 @@ def _assembly(
     )
     sampler = make_sampler(config.sampling, sampling_rows)
     speculation = make_speculation(config, model, rows, sampling_rows)
-    with phase("compiling kernels"):
-        # Before memory is measured and graphs are captured.
-        num_compiled = itertools.count(1)
-        on_compilation(lambda name: report(next(num_compiled)))
-        if begun is not None:
-            begun.finish()
-        max_top = most_drawn(config.sampling, rows.token_ids.device)
-        sampler.warm_up(max_rows, max_top=max_top)
-        if speculation is not None:
-            speculation.warm_up(torch.float32, max_top)
-        on_compilation(None)
+    _warm_up(config, device, sampler, speculation, begun)
     buffers = None
     if config.cuda_graphs:
         buffers = step_buffers(model, config.scheduler.step_tokens, speculation)
@@ -144,6 +135,26 @@ def _assembly(
         config.model.batch_invariant,
         None if adapters is None else RunnerAdapters(adapters),
     )
+
+
+def _warm_up(
+    config: EngineConfig,
+    device: torch.device,
+    sampler: Sampler,
+    speculation: Speculation | None,
+    begun: Compilation | None,
+) -> None:
+    """Compile what draws may need, before memory is measured and graphs are captured."""
+    with phase("compiling kernels"):
+        num_compiled = itertools.count(1)
+        on_compilation(lambda name: report(next(num_compiled)))
+        if begun is not None:
+            begun.finish()
+        max_top = most_drawn(config.sampling, device)
+        sampler.warm_up(config.scheduler.max_rows, max_top=max_top)
+        if speculation is not None:
+            speculation.warm_up(torch.float32, max_top)
+        on_compilation(None)
 
 
 def _request_rows(config: EngineConfig, device: torch.device, max_model_len: int) -> RequestRows:
