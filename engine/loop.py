@@ -18,7 +18,7 @@ from engine.awake import LATE_S, AwakeClock
 from engine.codec import decode_message, encode
 from engine.config import EngineConfig
 from engine.contracts.control import ControlReply
-from engine.control.commands import CommandQueue
+from engine.control.command_queue import CommandQueue
 from engine.planning.outputs import empty_output
 from engine.request import StepOutput
 

@@ -16,7 +16,7 @@ ENDS = (
     "::test_rows_end_where_their_first_token_does_that_ends_them"
 )
 _STOPS = "    finish[ends & stopped[np.arange(len(rows)), first]] = Finish.STOP\n"
-COMMANDS = "tests/engine/control/test_commands.py"
+COMMANDS = "tests/engine/control/test_command_queue.py"
 PLANNING = (
     Mutant(
         "prefixes-of-other-weights-are-found",

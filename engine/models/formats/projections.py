@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 from engine.contracts.named_weights import ProductRows, TensorInfo
-from engine.models.formats.modules import ModuleShape, PlainModules
 from engine.models.formats.held_modules import HeldModule, WeightNotes, outputs_of
+from engine.models.formats.modules import ModuleShape, PlainModules
 from engine.models.formats.part import Part, WeightProduct
 from engine.models.weights.shares import OwnedPart, RankShare
 

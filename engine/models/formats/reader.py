@@ -12,8 +12,8 @@ from engine.kernels.linear import LaidOut, Linear
 from engine.memory.routes import ExpertRoutes
 from engine.models.formats.adapted import AdaptedProduct
 from engine.models.formats.expert_stack import ExpertStack
-from engine.models.formats.modules import ModuleShape, PlainModules, RoundedModules
 from engine.models.formats.held_modules import WeightNotes
+from engine.models.formats.modules import ModuleShape, PlainModules, RoundedModules
 from engine.models.formats.part import WeightProduct
 from engine.models.formats.projections import Projection, ProjectionReader
 from engine.models.formats.quantized_modules import QuantizedModules

@@ -30,7 +30,7 @@ from engine.contracts.weights import (
     WeightTarget,
     WeightUpdateError,
 )
-from engine.control.commands import CommandQueue
+from engine.control.command_queue import CommandQueue
 from engine.errors import ControlError
 from engine.planning.drafting import DraftRules
 from engine.request import Finish, ScoringRequest
