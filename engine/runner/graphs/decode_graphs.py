@@ -30,7 +30,7 @@ from engine.memory.states import RowStates
 from engine.plan import StepPlan
 from engine.progress import report
 from engine.runner.adapters import RunnerAdapters
-from engine.runner.graphs.captured_needs import (
+from engine.runner.graphs.captured_batches import (
     COMMON_NEEDS,
     LONE_NEEDS,
     MEASURED_NEEDS,
