@@ -29,13 +29,13 @@ from engine.planning.settle import Settled
 from engine.planning.step_counts import StepCounts
 from engine.planning.timings import Timings
 from engine.planning.unfinished import UnfinishedChoices
-from engine.prerequisites import Prerequisites
 from engine.request import Finish, Request, ScoringRequest, StepOutput
 from engine.rows import Choice, RowTable
 from engine.scoring.queue import ScoringQueue
 from engine.stats import DraftStats, EngineStats
 from engine.step_pipeline import EnteredStep, StepPipeline
 from engine.structured.grammars import Failures, Grammars
+from engine.structured.prerequisites import Prerequisites
 
 logger = logging.getLogger(__name__)
 

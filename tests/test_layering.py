@@ -41,7 +41,7 @@ ROOMS = {
         "models.formats",
         *("models.layers", "models.families", "models.fallback"),
         *("models", "weights", "speculation", "runner", "scoring", "planning", "structured"),
-        *("control", "prerequisites", "step_pipeline", "engine"),
+        *("control", "step_pipeline", "engine"),
         *("startup", "audit", "loop", "process", "parent", "client"),
     ),
     "server": (
@@ -80,7 +80,6 @@ NO_TORCH = [
         "engine/engine.py",
         "engine/plan.py",
         "engine/contracts/runner.py",
-        "engine/prerequisites.py",
         "engine/step_pipeline.py",
         "engine/loop.py",
         "engine/process.py",

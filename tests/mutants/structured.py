@@ -84,7 +84,7 @@ STRUCTURED = (
     ),
     Mutant(
         "a-compile-keeps-the-loop-busy",
-        "engine/prerequisites.py",
+        "engine/structured/prerequisites.py",
         "            count += self._grammars.num_waiting\n",
         "            pass\n",
         (
