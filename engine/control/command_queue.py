@@ -16,7 +16,7 @@ from engine.contracts.control import (
     Resume,
     UnloadAdapter,
 )
-from engine.control.follower import NOTHING, Followed, Follower, HeldEngine
+from engine.control.follower import NOTHING, CommandFollower, Followed, HeldEngine
 from engine.errors import ControlError
 
 
@@ -32,7 +32,7 @@ class CommandQueue:
         self._reply = reply
         self._waiting: deque[tuple[bytes, ControlRequest]] = deque()
         self._has_begun = False
-        self._follower = Follower(engine)
+        self._follower = CommandFollower(engine)
 
     @property
     def state(self) -> EngineState:

@@ -95,7 +95,7 @@ class Followed:
 NOTHING = Followed()
 
 
-class Follower:
+class CommandFollower:
     """Follows commands.
 
     Attributes:

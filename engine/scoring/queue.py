@@ -23,7 +23,7 @@ from engine.scoring.holdings import ScoringHoldings
 from engine.scoring.line import ScoringLine
 from engine.scoring.packing import make_plan
 from engine.scoring.progress import ScoringProgress
-from engine.scoring.reading import LaunchedScoring, ReadSpan
+from engine.scoring.reading import ReadSpan, ScoringReads
 from engine.scoring.states import num_reserved
 from engine.scoring.step import ScoringStepRows
 
@@ -70,8 +70,8 @@ class ScoringQueue:
         self._unfinished: dict[tuple[bytes, int], ScoringProgress] = {}
         self._line = ScoringLine(by_priority=self._by_priority)
         self.holdings = ScoringHoldings(cache, pool, snapshots, adapters)
-        self._in_flight: LaunchedScoring | None = None
-        self._launched: LaunchedScoring | None = None
+        self._in_flight: ScoringReads | None = None
+        self._launched: ScoringReads | None = None
         self._turn = self._num_updates = 0
         self.num_bad = 0
         self.num_failed = 0
@@ -219,7 +219,7 @@ class ScoringQueue:
             if self._adapters is not None:
                 plan.adapter_loads.extend(self._adapters.take_loads())
             self.num_tokens += len(plan.token_ids)
-            self._launched = LaunchedScoring(self._runner.launch_scoring(plan), spans)
+            self._launched = ScoringReads(self._runner.launch_scoring(plan), spans)
         step.release()
 
     def read_back(self) -> None:

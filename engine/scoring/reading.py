@@ -44,7 +44,7 @@ class ReadSpan:
 
 
 @dataclass(frozen=True)
-class LaunchedScoring:
+class ScoringReads:
     """A step of scoring that was launched, and what it reads, in the order of its result."""
 
     handle: ScoringHandle
