@@ -13,11 +13,13 @@ import httpx
 import psutil
 import pytest
 
+import engine.loop
+import engine.parent
 from tests.serving.process import Server, connection_to, connections, serve
 
 PROMPT = "def fibonacci(n):\n"
 NUM_ROWS, MAX_WAITING = 4, 2
-PAUSE_S = 12.0
+PAUSE_S = max(engine.loop.SILENCE_S, engine.parent.SILENCE_S) + 4.0
 """Longer than anybody may be silent."""
 LONG = {"prompt": PROMPT, "max_tokens": 1900, "ignore_eos": True, "stream": True}
 
@@ -184,6 +186,33 @@ def _takes_connections(server: Server, front: psutil.Process) -> bool:
     except AssertionError:
         return False
     return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", ["1", "2"])
+def test_a_front_that_is_stopped_alone_blames_nobody(tmp_path: Path, count: str) -> None:
+    """It loses its requests, whose rows others get; each process logs what it was, and no more."""
+    log = tmp_path / "log"
+    with logged(log, "--api-server-count", count) as (server, _, main):
+        stopped = server.fronts[0] if server.fronts else main
+        with (
+            contextlib.closing(connection_to(server, stopped)) as client,
+            streaming(client, n=128) as lines,
+        ):
+            stopped.suspend()
+            time.sleep(PAUSE_S)
+            stopped.resume()
+            assert '"code":"aborted"' in "".join(lines), "its stream is told, and ends"
+            for _ in range(60):  # longer than a server takes to end
+                assert client.get("/health").status_code == 200
+                time.sleep(0.1)
+            assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+        assert gauge(server, "num_requests_running") == 0
+    words = log.read_text()
+    assert words.count("a frontend was silent for 30 s: its requests are aborted") == 1
+    assert "this process was stopped or held up for 3" in words
+    assert "lost" not in words
+    assert "engine is back" not in words
 
 
 @pytest.mark.slow
