@@ -75,7 +75,7 @@ class RequestAccount:
         usage: tells the tokens of a request that generates; None for other requests.
         report: tells more, also of a request that scores.
         without_effect: names of fields of the body that had none.
-        body_memory: what a large body may take, and what it was parsed into.
+        body_memory: what a large body may take, what it was parsed into, and other large parts.
         owner: digest of the API key that the request came with; empty where there are no keys.
     """
 

@@ -89,6 +89,16 @@ class BodyReader:
             raw = plain
         return raw
 
+    async def reserve(self, scope: Scope, num_bytes: int) -> None:
+        """Wait for the memory of something large that a request is about to read beside its body.
+
+        Raises:
+            ApiError: 429, there is none now, and the request has some already: those who hold
+                memory do not wait for each other's.
+        """
+        held = account_of(scope).body_memory
+        held.append(await self._memory.lease(num_bytes, may_wait=not held))
+
     async def read_optional(self, request: Request, kind: type[Body]) -> Body:
         """The same where the body may be left out: all its fields then have their defaults."""
         headers = request.headers

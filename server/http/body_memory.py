@@ -49,14 +49,16 @@ class BodyMemory:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._trimming: asyncio.TimerHandle | None = None
 
-    async def lease(self, num_bytes: int) -> Lease:
+    async def lease(self, num_bytes: int, *, may_wait: bool = True) -> Lease:
         """Wait for so many bytes; more than there are count as all.
 
         Raises:
-            ApiError: 429, too many wait.
+            ApiError: 429, too many wait, or this one may not.
         """
         num_bytes = min(num_bytes, self._limit)
         if self._waiting or self._taken + num_bytes > self._limit:
+            if not may_wait:
+                raise overloaded("the memory for large bodies is taken")
             if len(self._waiting) >= MAX_WAITING:
                 raise overloaded(f"{MAX_WAITING} large bodies wait to be read")
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

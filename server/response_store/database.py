@@ -18,11 +18,16 @@ import numpy as np
 import orjson
 
 from server.config import ResponseStoreConfig
+from server.response_store.conversations import (
+    chain_items,
+    generated_runs,
+    latest_items,
+    read_chain,
+)
 from server.response_store.file import errors_named, open_file
 from server.response_store.records import (
     FAILED,
     IN_PROGRESS,
-    BrokenChainError,
     GeneratedRun,
     Json,
     NewResponse,
@@ -38,17 +43,6 @@ MAX_SHARE = 4
 """A response that takes more than this part of the store is not stored."""
 _BATCH = 16
 """Responses that are removed at once to make room."""
-_MAX_DEPTH = 1 << 14
-_CHAIN = """
-WITH RECURSIVE chain (key, previous, status, depth) AS (
-    SELECT key, previous, status, 0 FROM responses WHERE owner = ? AND id = ? AND used >= ?
-    UNION ALL
-    SELECT older.key, older.previous, older.status, depth + 1
-    FROM chain JOIN responses AS older ON older.key = chain.previous
-    WHERE depth < ?
-)
-SELECT key, previous, status FROM chain ORDER BY depth DESC
-"""
 
 
 class ResponseDatabase:
@@ -195,61 +189,42 @@ class ResponseDatabase:
             rows = self._connection.execute("SELECT key FROM responses WHERE is_cancelled")
             return [key for (key,) in rows]
 
-    def conversation(self, owner: bytes, response_id: str) -> StoredConversation | None:
+    def conversation(
+        self, owner: bytes, response_id: str, max_bytes: int
+    ) -> StoredConversation | None:
         """The items up to the end of a response; None where this owner has none of that id.
 
         Raises:
             BrokenChainError: an earlier response is gone.
+            TooLargeError: they take more than `max_bytes`.
         """
-        return self._read(owner, response_id, with_output=True)
+        return self._read(owner, response_id, max_bytes, with_output=True)
 
-    def input_items(self, owner: bytes, response_id: str) -> list[Json] | None:
+    def input_items(self, owner: bytes, response_id: str, max_bytes: int) -> list[Json] | None:
         """The items that a response continues, as `conversation` has them."""
-        found = self._read(owner, response_id, with_output=False)
+        found = self._read(owner, response_id, max_bytes, with_output=False)
         return None if found is None else found.items
 
     def _read(
-        self, owner: bytes, response_id: str, *, with_output: bool
+        self, owner: bytes, response_id: str, max_bytes: int, *, with_output: bool
     ) -> StoredConversation | None:
         with errors_named():
-            asked = (owner, response_id, self._oldest(), _MAX_DEPTH)
-            rows = self._connection.execute(_CHAIN, asked).fetchall()
-            if not rows:
+            chain = read_chain(self._connection, owner, response_id, self._oldest())
+            if chain is None:
                 return None
-            if rows[0][1] is not None:
-                raise BrokenChainError
-            chain = [row[0] for row in rows]
-            items = [
-                orjson.loads(raw)
-                for key in chain
-                for (raw,) in self._connection.execute(
-                    "SELECT item FROM items WHERE response = ? AND is_output <= ? "
-                    "ORDER BY position",
-                    (key, with_output or key != chain[-1]),
-                )
-            ]
-            runs = [run for key in chain for run in self._runs(key)]
-            return StoredConversation(chain, rows[-1][2], items, runs)
+            items = chain_items(self._connection, chain.keys, max_bytes, with_output=with_output)
+            runs = [run for key in chain.keys for run in generated_runs(self._connection, key)]
+        is_silent = chain.status == IN_PROGRESS and chain.used < time.time() - SILENT_S
+        return StoredConversation(chain.keys, FAILED if is_silent else chain.status, items, runs)
 
-    def _runs(self, key: int) -> Iterator[GeneratedRun]:
-        rows = self._connection.execute(
-            "SELECT prompt_chars, token_ids FROM responses "
-            "WHERE key = ? AND prompt_chars IS NOT NULL",
-            (key,),
-        )
-        for start, raw in rows:
-            yield GeneratedRun(start, np.frombuffer(raw, dtype="<i4").astype(np.int32))
+    def items(self, owner: bytes, ids: Sequence[str], max_bytes: int) -> list[Json | None]:
+        """The latest item of each id; None where this owner has none of that id.
 
-    def item(self, owner: bytes, item_id: str) -> Json | None:
-        """The latest item of that id; None where this owner has none."""
+        Raises:
+            TooLargeError: they take more than `max_bytes`, each as often as it is named.
+        """
         with errors_named():
-            row = self._connection.execute(
-                "SELECT item FROM items JOIN responses ON key = response "
-                "WHERE items.owner = ? AND items.id = ? AND used >= ? "
-                "ORDER BY response DESC, position DESC LIMIT 1",
-                (owner, item_id, self._oldest()),
-            ).fetchone()
-        return None if row is None else orjson.loads(row[0])
+            return latest_items(self._connection, owner, ids, self._oldest(), max_bytes)
 
     # -- bounds -------------------------------------------------------------------------------
 

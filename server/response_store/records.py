@@ -76,6 +76,14 @@ class StoreError(Exception):
     """The file cannot be read or written."""
 
 
+class TooLargeError(Exception):
+    """What would be read takes more bytes than it may."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(num_bytes)
+        self.num_bytes = num_bytes
+
+
 class BrokenChainError(Exception):
     """A response before the one that is asked for was deleted or has expired."""
 

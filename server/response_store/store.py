@@ -79,21 +79,30 @@ class ResponseStore:
         """Remove a response; returns whether it was there."""
         return await self._call(ResponseDatabase.delete, owner, response_id)
 
-    async def conversation(self, owner: bytes, response_id: str) -> StoredConversation | None:
+    async def conversation(
+        self, owner: bytes, response_id: str, max_bytes: int
+    ) -> StoredConversation | None:
         """The items up to the end of a response; None where this owner has none of that id.
 
         Raises:
             BrokenChainError: an earlier response is gone.
+            TooLargeError: they take more than `max_bytes`.
         """
-        return await self._call(ResponseDatabase.conversation, owner, response_id)
+        return await self._call(ResponseDatabase.conversation, owner, response_id, max_bytes)
 
-    async def input_items(self, owner: bytes, response_id: str) -> list[Json] | None:
+    async def input_items(
+        self, owner: bytes, response_id: str, max_bytes: int
+    ) -> list[Json] | None:
         """The items that a response continues, as `conversation` has them."""
-        return await self._call(ResponseDatabase.input_items, owner, response_id)
+        return await self._call(ResponseDatabase.input_items, owner, response_id, max_bytes)
 
-    async def item(self, owner: bytes, item_id: str) -> Json | None:
-        """The latest item of that id; None where this owner has none."""
-        return await self._call(ResponseDatabase.item, owner, item_id)
+    async def items(self, owner: bytes, ids: Sequence[str], max_bytes: int) -> list[Json | None]:
+        """The latest item of each id; None where this owner has none of that id.
+
+        Raises:
+            TooLargeError: they take more than `max_bytes`, each as often as it is named.
+        """
+        return await self._call(ResponseDatabase.items, owner, ids, max_bytes)
 
     async def cancel(self, key: int) -> None:
         """End a running response, whichever front runs it."""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from starlette.types import Scope
 
 from server.context import Context
 from server.endpoints.responses.items_schema import HOSTED, MAX_ITEMS, InputItem, ItemPart
 from server.endpoints.responses.schema import ResponsesRequest
 from server.errors import ApiError, bad_request
+from server.http.account import account_of
+from server.http.body import INLINE_BYTES
 from server.response_store.records import (
     IN_PROGRESS,
     BrokenChainError,
@@ -17,9 +22,12 @@ from server.response_store.records import (
     Json,
     StoredConversation,
     StoreError,
+    TooLargeError,
 )
 from server.response_store.store import ResponseStore
 from server.schema.base import shown
+
+T = TypeVar("T")
 
 INLINE_ITEMS = 64
 """Stored items that are checked on the event loop."""
@@ -55,17 +63,15 @@ class History(NamedTuple):
         return self.items[self.num_past :]
 
 
-async def read_history(body: ResponsesRequest, owner: bytes, context: Context) -> History:
-    """The conversation that a body goes on with; raises `ApiError`."""
+async def read_history(body: ResponsesRequest, scope: Scope, context: Context) -> History:
+    """The conversation that a body goes on with; raises `ApiError`.
+
+    What is stored of it may take as many bytes as a body.
+    """
     past = None
     if body.previous_response_id is not None:
-        past = await _past(body.previous_response_id, owner, context)
-    own = [
-        await _referred(item, f"input[{i}]", owner, context)
-        if item.type == "item_reference"
-        else item
-        for i, item in enumerate(body.input)
-    ]
+        past = await _past(body.previous_response_id, scope, context)
+    own = await _with_referred(body.input, scope, context)
     if past is None:
         return History(own, 0, (), ())
     if len(past.items) + len(own) > MAX_ITEMS:
@@ -74,22 +80,51 @@ async def read_history(body: ResponsesRequest, owner: bytes, context: Context) -
             f"input must leave the conversation at most {MAX_ITEMS} items: {len(past.items)} come "
             f"from previous_response_id, got {len(own)}",
         )
-    if len(past.items) <= INLINE_ITEMS:
-        items = _items(past.items)
-    else:
-        items = await context.worker.run(_items, past.items)
+    items = await _checked(past.items, context)
     return History([*items, *own], len(items), past.chain, past.runs)
 
 
-def _items(stored: Sequence[Json]) -> list[InputItem]:
-    return [InputItem.model_validate(item) for item in stored]
+async def _checked(stored: Sequence[Json], context: Context) -> list[InputItem]:
+    def check() -> list[InputItem]:
+        return [InputItem.model_validate(item) for item in stored]
+
+    return check() if len(stored) <= INLINE_ITEMS else await context.worker.run(check)
 
 
-async def _past(response_id: str, owner: bytes, context: Context) -> StoredConversation:
-    param = "previous_response_id"
-    store = needed_store(context, param)
+async def read_stored(
+    read: Callable[[int], Awaitable[T]], param: str, scope: Scope, context: Context, most: int
+) -> T:
+    """What `read` finds, where it takes no more bytes than its argument; raises `ApiError`.
+
+    Args:
+        most: bytes that may be read; the memory of many is waited for.
+    """
     try:
-        found = await store.conversation(owner, response_id)
+        try:
+            return await read(min(most, INLINE_BYTES))
+        except TooLargeError as large:
+            if large.num_bytes <= most:
+                await context.bodies.reserve(scope, large.num_bytes)
+                return await read(most)
+            raise
+    except TooLargeError as large:
+        words = (
+            f"{param}: the stored items have {large.num_bytes} bytes, more than a body may "
+            f"(--max-body-bytes {most})"
+        )
+        raise bad_request(param, words, "conversation_too_large") from None
+    except StoreError as error:
+        raise store_failed(error) from error
+
+
+async def _past(response_id: str, scope: Scope, context: Context) -> StoredConversation:
+    param = "previous_response_id"
+    store, owner = needed_store(context, param), account_of(scope).owner
+    most = context.config.max_body_bytes
+    try:
+        found = await read_stored(
+            partial(store.conversation, owner, response_id), param, scope, context, most
+        )
     except BrokenChainError:
         raise bad_request(
             param,
@@ -97,8 +132,6 @@ async def _past(response_id: str, owner: bytes, context: Context) -> StoredConve
             "conversation cannot be continued",
             "previous_response_not_found",
         ) from None
-    except StoreError as error:
-        raise store_failed(error) from error
     if found is None:
         raise bad_request(
             param,
@@ -110,17 +143,26 @@ async def _past(response_id: str, owner: bytes, context: Context) -> StoredConve
     return found
 
 
-async def _referred(item: InputItem, place: str, owner: bytes, context: Context) -> InputItem:
-    """The stored item that a reference names."""
-    store = needed_store(context, place)
-    try:
-        found = await store.item(owner, item.id or "")
-    except StoreError as error:
-        raise store_failed(error) from error
-    if found is None:
-        words = f"{place}.id: there is no stored item {shown(item.id)}"
-        raise ApiError(404, words, param=f"{place}.id", code="item_not_found")
-    return InputItem.model_validate(found)
+async def _with_referred(
+    items: Sequence[InputItem], scope: Scope, context: Context
+) -> list[InputItem]:
+    """The items of a request, stored ones in the place of references to them."""
+    places = [i for i, item in enumerate(items) if item.type == "item_reference"]
+    if not places:
+        return list(items)
+    store, owner = needed_store(context, f"input[{places[0]}]"), account_of(scope).owner
+    ids = [items[i].id or "" for i in places]
+    most = context.config.max_body_bytes
+    stored = await read_stored(partial(store.items, owner, ids), "input", scope, context, most)
+    found = [item for item in stored if item is not None]
+    if len(found) < len(places):
+        i = places[stored.index(None)]
+        words = f"input[{i}].id: there is no stored item {shown(items[i].id)}"
+        raise ApiError(404, words, param=f"input[{i}].id", code="item_not_found")
+    whole = list(items)
+    for i, item in zip(places, await _checked(found, context), strict=True):
+        whole[i] = item
+    return whole
 
 
 def needed_store(context: Context, param: str | None) -> ResponseStore:

@@ -92,7 +92,7 @@ async def _read(request: Request, context: Context) -> tuple[ResponsesRequest, H
         f"tools[{i}]" for i, tool in enumerate(body.tools or ()) if isinstance(tool, SearchTool)
     ]
     account.without_effect = [*account.without_effect, *searches]
-    return body, await read_history(body, account.owner, context)
+    return body, await read_history(body, request.scope, context)
 
 
 def _is_stored(body: ResponsesRequest, context: Context) -> bool:

@@ -6,6 +6,8 @@ A response belongs to the API key that made it; for others it is not there.
 from __future__ import annotations
 
 import asyncio
+import sys
+from functools import partial
 from typing import Any
 
 import orjson
@@ -15,7 +17,7 @@ from starlette.responses import Response
 
 from server.context import context_of
 from server.endpoints.plain import PlainRoute
-from server.endpoints.responses.history import needed_store, store_failed
+from server.endpoints.responses.history import needed_store, read_stored, store_failed
 from server.endpoints.responses.items_schema import MAX_ID_CHARS
 from server.endpoints.responses.reply_schema import DeletedResponse, InputItemList, ResponseReply
 from server.errors import ApiError, bad_request, json_response
@@ -99,16 +101,16 @@ async def cancel_response(request: Request) -> Response:
 )
 async def list_input_items(request: Request) -> Response:
     """The items that a response replied to, those of earlier responses among them."""
+    context = context_of(request)
     store, owner, response_id = _asked(request)
+    read = partial(store.input_items, owner, response_id)
     try:
-        items = await store.input_items(owner, response_id)
+        items = await read_stored(read, "response_id", request.scope, context, sys.maxsize)
     except BrokenChainError:
         words = f"a response before {shown(response_id)} was deleted or has expired"
         raise ApiError(
             404, words, param="response_id", code="previous_response_not_found"
         ) from None
-    except StoreError as error:
-        raise store_failed(error) from error
     if items is None:
         raise _missing(response_id)
     return json_response(_page(items, request))

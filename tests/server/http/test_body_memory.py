@@ -62,3 +62,18 @@ async def test_too_many_who_wait_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert refused.value.status == 429
     first.release()
     await second
+
+
+async def test_who_may_not_wait_is_refused_at_once() -> None:
+    memory = BodyMemory(100)
+    first = await memory.lease(60)
+    second = await memory.lease(40, may_wait=False)
+    with pytest.raises(ApiError, match="is taken") as refused:
+        await memory.lease(1, may_wait=False)
+    assert refused.value.status == 429
+    second.release()
+    third = await waiting(memory, 50)
+    with pytest.raises(ApiError):
+        await memory.lease(1, may_wait=False)  # it would pass the one that waits
+    first.release()
+    await third

@@ -18,7 +18,12 @@ import pytest
 
 from server.config import ResponseStoreConfig
 from server.response_store.database import SILENT_S, ResponseDatabase, check_store
-from server.response_store.records import BrokenChainError, StoreError, TakenIdError
+from server.response_store.records import (
+    BrokenChainError,
+    StoreError,
+    TakenIdError,
+    TooLargeError,
+)
 from tests.server.response_store.stored import OTHER, OWNER, message, new, put, run
 
 MIB = 1 << 20
@@ -56,12 +61,12 @@ class TestConversations:
     def test_a_conversation_is_all_items_in_order(self, database: ResponseDatabase) -> None:
         first = put(database, "resp_1", text="a")
         second = put(database, "resp_2", [first], text="b")
-        found = database.conversation(OWNER, "resp_2")
+        found = database.conversation(OWNER, "resp_2", MIB)
         assert found is not None
         assert [item["text"] for item in found.items] == ["a", "re: a", "b", "re: b"]
         assert found.chain == [first, second]
         assert [each.token_ids.tolist() for each in found.runs] == [[1, 2]] * 2
-        inputs = database.input_items(OWNER, "resp_2")
+        inputs = database.input_items(OWNER, "resp_2", MIB)
         assert inputs is not None
         assert [item["text"] for item in inputs] == ["a", "re: a", "b"]
 
@@ -69,18 +74,35 @@ class TestConversations:
         first = put(database, "resp_1", text="a")
         for name in ("b", "c"):
             put(database, f"resp_{name}", [first], text=name)
-            found = database.conversation(OWNER, f"resp_{name}")
+            found = database.conversation(OWNER, f"resp_{name}", MIB)
             assert found is not None
             assert [item["text"] for item in found.items] == ["a", "re: a", name, f"re: {name}"]
+
+    def test_more_bytes_than_may_be_read_are_not_read(self, database: ResponseDatabase) -> None:
+        first = put(database, "resp_1", text="a" * 1000)
+        put(database, "resp_2", [first], text="b" * 1000)
+        whole = [orjson.dumps(each) for each in database.input_items(OWNER, "resp_2", MIB) or ()]
+        num_bytes = sum(map(len, whole))
+        assert database.input_items(OWNER, "resp_2", num_bytes) is not None
+        with pytest.raises(TooLargeError) as error:
+            database.input_items(OWNER, "resp_2", num_bytes - 1)
+        assert error.value.num_bytes == num_bytes
+        with pytest.raises(TooLargeError) as error:
+            database.conversation(OWNER, "resp_2", num_bytes)  # with its output there is more
+        assert error.value.num_bytes > num_bytes
+        names = ["msg_of_resp_1"] * 3
+        assert database.items(OWNER, names, 3 * len(whole[0])) == [orjson.loads(whole[0])] * 3
+        with pytest.raises(TooLargeError):
+            database.items(OWNER, names, 3 * len(whole[0]) - 1)
 
     def test_the_latest_item_of_an_id(self, database: ResponseDatabase) -> None:
         for name in ("1", "2"):
             key = database.begin(new(f"resp_{name}"))
             database.finish(key, "completed", {}, [message("m", name)], None)
-        found = database.item(OWNER, "m")
+        [found] = database.items(OWNER, ["m"], MIB)
         assert found is not None
         assert found["text"] == "2"
-        assert database.item(OWNER, "other") is None
+        assert database.items(OWNER, ["other"], MIB) == [None]
 
     def test_what_continued_a_deleted_response_cannot_go_on(
         self, database: ResponseDatabase
@@ -90,9 +112,9 @@ class TestConversations:
         assert database.delete(OWNER, "resp_1")
         assert not database.delete(OWNER, "resp_1")
         assert database.get(OWNER, "resp_1") is None
-        assert database.item(OWNER, "out_of_resp_1") is None
+        assert database.items(OWNER, ["out_of_resp_1"], MIB) == [None]
         with pytest.raises(BrokenChainError):
-            database.conversation(OWNER, "resp_2")
+            database.conversation(OWNER, "resp_2", MIB)
         assert ids_in(database, "resp_2") == ["resp_2"]
 
     def test_a_key_is_never_another_response_again(self, database: ResponseDatabase) -> None:
@@ -102,7 +124,7 @@ class TestConversations:
         database.delete(OWNER, "resp_1")
         assert put(database, "resp_1", text="of a stranger") > first
         with pytest.raises(BrokenChainError):
-            database.conversation(OWNER, "resp_2")
+            database.conversation(OWNER, "resp_2", MIB)
 
     def test_what_is_deleted_is_not_in_the_file(self, path: str) -> None:
         database = ResponseDatabase(ResponseStoreConfig(path))
@@ -122,16 +144,16 @@ class TestConversations:
         database.delete(OWNER, "resp_1")
         database.finish(key, "completed", {}, [message("m", "x")], None)
         assert database.get(OWNER, "resp_1") is None
-        assert database.item(OWNER, "m") is None
+        assert database.items(OWNER, ["m"], MIB) == [None]
 
 
 class TestOwners:
     def test_nothing_of_another_key_is_there(self, database: ResponseDatabase) -> None:
         put(database)
         assert database.get(OTHER, "resp_1") is None
-        assert database.conversation(OTHER, "resp_1") is None
-        assert database.input_items(OTHER, "resp_1") is None
-        assert database.item(OTHER, "out_of_resp_1") is None
+        assert database.conversation(OTHER, "resp_1", MIB) is None
+        assert database.input_items(OTHER, "resp_1", MIB) is None
+        assert database.items(OTHER, ["out_of_resp_1"], MIB) == [None]
         assert not database.delete(OTHER, "resp_1")
         assert ids_in(database, "resp_1") == ["resp_1"]
 
@@ -154,7 +176,7 @@ class TestBounds:
             put(database, f"resp_other_{i}")
             if i % 8 == 0:
                 chain.append(put(database, f"resp_{i}", chain))
-        found = database.conversation(OWNER, "resp_56")
+        found = database.conversation(OWNER, "resp_56", MIB)
         assert found is not None
         assert len(found.items) == 2 * len(chain)
         database.close()
@@ -183,7 +205,7 @@ class TestBounds:
         assert ids_in(database, "resp_1")
         time.sleep(0.6)
         assert database.get(OWNER, "resp_1") is None
-        assert database.conversation(OWNER, "resp_1") is None
+        assert database.conversation(OWNER, "resp_1", MIB) is None
         put(database, "resp_2")  # which removes it
         database.close()
         [[count]] = sqlite3.connect(path).execute("SELECT COUNT(*) FROM responses")
@@ -225,7 +247,7 @@ class TestSeveralFronts:
             list(pool.map(write, range(4)))
         database = ResponseDatabase(ResponseStoreConfig(path))
         for front in range(4):
-            found = database.conversation(OWNER, f"resp_{front}_24")
+            found = database.conversation(OWNER, f"resp_{front}_24", MIB)
             assert found is not None
             assert len(found.items) == 50
         database.close()
@@ -255,6 +277,9 @@ class TestSeveralFronts:
         assert found is not None
         assert found.status == "failed"
         assert orjson.loads(found.raw)["error"]["code"] == "server_error"
+        continued = database.conversation(OWNER, "resp_running", MIB)
+        assert continued is not None
+        assert continued.status == "failed"
         put(database, "resp_after")
         database.close()
 

@@ -16,6 +16,7 @@ from openai.types.responses import Response
 
 from engine.request import Finish
 from server.config import ResponseStoreConfig
+from server.http.body import INLINE_BYTES, BodyReader
 from server.response_store.database import ResponseDatabase
 from server.response_store.records import StoreError
 from tests.fakes import FakeEngine, says
@@ -75,6 +76,48 @@ class TestContinuing:
         assert asked_of(site) == "[user]a<eos>[assistant]Hi<eos>[user]b<eos>[assistant]"
         error = await respond(site, 404, input=[{"type": "item_reference", "id": "msg_no"}])
         assert error["param"] == "input[0].id"
+
+    async def test_what_is_stored_may_take_as_much_as_a_body(self, tmp_path: Path) -> None:
+        engine = FakeEngine(says("Hi"), max_model_len=2048)
+        thoughts = {"type": "reasoning", "summary": [], "encrypted_content": "x" * 6000}
+        async with in_process(engine, chat_template=PLAIN, max_body_bytes=20_000) as site:
+            first = await respond(site, input=[thoughts, {"role": "user", "content": "a"}])
+            listed = await get(site, f"{first['id']}/input_items", order="asc")
+            reference = {"id": listed["data"][0]["id"]}
+            said = {"role": "user", "content": "b"}
+            await respond(site, input=[reference] * 3 + [said])
+            error = await respond(site, 400, input=[reference] * 4 + [said])
+            assert (error["param"], error["code"]) == ("input", "conversation_too_large")
+            last = await respond(
+                site, input=[reference, said, reference], previous_response_id=first["id"]
+            )
+            last = await respond(site, input=[thoughts, said], previous_response_id=last["id"])
+            error = await respond(site, 400, previous_response_id=last["id"])
+            assert (error["param"], error["code"]) == (
+                "previous_response_id",
+                "conversation_too_large",
+            )
+            assert "--max-body-bytes 20000" in error["message"]
+            assert (await get(site, f"{last['id']}/input_items"))["data"]
+
+    async def test_large_ones_wait_for_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = FakeEngine(says("Hi"), max_model_len=2048)
+        thoughts = {"type": "reasoning", "summary": [], "encrypted_content": "x" * INLINE_BYTES}
+        reserved: list[int] = []
+        reserve = BodyReader.reserve
+
+        async def watched(self: BodyReader, scope: Any, num_bytes: int) -> None:
+            reserved.append(num_bytes)
+            await reserve(self, scope, num_bytes)
+
+        monkeypatch.setattr(BodyReader, "reserve", watched)
+        async with in_process(engine, chat_template=PLAIN) as site:
+            first = await respond(site, input=[thoughts, {"role": "user", "content": "a"}])
+            assert reserved == []
+            await respond(site, previous_response_id=first["id"])
+            [num_bytes] = reserved
+            assert INLINE_BYTES < num_bytes < INLINE_BYTES + 1000
+            assert site.context.bodies._memory._taken == 0
 
     async def test_a_tool_loop_that_sends_results_alone(self) -> None:
         engine = FakeEngine(looks_then_answers, max_model_len=2048)
