@@ -12,6 +12,8 @@ from server.errors import bad_request
 from server.schema.base import shown
 from server.schema.messages import ChatMessage, ContentPart, ToolCall
 
+_TOOL, _OLDER_TOOL = "tool", "function"
+"""OpenAI's names of the role that results of calls have; templates know the newer one."""
 _PLAIN_ROLES = frozenset(("system", "user", "assistant"))
 _PLAIN_FIELDS = {"role", "content"}
 
@@ -36,14 +38,14 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[Message]:
 
 def _check_answers(messages: Sequence[ChatMessage]) -> None:
     """Raise a 400 for a tool's message that answers none of the calls before it."""
-    if "tool" not in [message.role for message in messages]:
+    if _TOOL not in [message.role for message in messages]:
         return
-    calls: list[ToolCall] | None = None
+    calls: list[ToolCall] = []
     known: dict[str, None] = {}  # in their order
     for i, message in enumerate(messages):
-        if message.role != "tool":
-            calls = message.tool_calls
-            known = {call.id: None for call in calls or () if call.id is not None}
+        if message.role != _TOOL:
+            calls = message.calls
+            known = {call.id: None for call in calls if call.id is not None}
             continue
         if not calls:
             raise bad_request(
@@ -61,8 +63,8 @@ def _check_answers(messages: Sequence[ChatMessage]) -> None:
 
 def _template_message(message: ChatMessage, i: int) -> Message:
     role, where = message.role, f"messages[{i}]"
-    found: Message = {"role": role}
-    content = content_text(message.content)
+    found: Message = {"role": _TOOL if role == _OLDER_TOOL else role}
+    content, thoughts = content_text(message.content), _thoughts(message, where)
     if content is None and message.refusal is not None:
         content = message.refusal
     if content is not None:
@@ -72,31 +74,46 @@ def _template_message(message: ChatMessage, i: int) -> Message:
     for name, value in (("name", message.name), ("tool_call_id", message.tool_call_id)):
         if value is not None:
             found[name] = value
-    if (reasoning := _reasoning(message, where)) is not None:
+    if (reasoning := _reasoning(message, where, thoughts)) is not None:
         found["reasoning_content"] = reasoning
     if message.tool_calls:
         found["tool_calls"] = [
-            _call(call, f"{where}.tool_calls[{k}]") for k, call in enumerate(message.tool_calls)
+            _call(call, f"{where}.tool_calls[{k}].function")
+            for k, call in enumerate(message.tool_calls)
         ]
+    elif message.function_call is not None:
+        found["tool_calls"] = [_call(message.calls[0], f"{where}.function_call")]
     return found
 
 
 def content_text(content: str | list[ContentPart] | None) -> str | None:
-    """A message's content as one text."""
-    if isinstance(content, list):
-        return "\n".join(part.text or part.refusal or "" for part in content)
-    return content
+    """A message's content as one text; parts of thoughts are none of it."""
+    if not isinstance(content, list):
+        return content
+    texts = [part.words or "" for part in content if not part.is_thought]
+    return "\n".join(texts) if texts or not content else None
 
 
-def _reasoning(message: ChatMessage, where: str) -> str | None:
-    """What the assistant thought, under whichever of its two names."""
+def _thoughts(message: ChatMessage, where: str) -> str | None:
+    """What an assistant's parts of thoughts say; raises `ApiError` for those of others."""
+    content = message.content
+    parts = [part for part in content if part.is_thought] if isinstance(content, list) else []
+    if parts and message.role != "assistant":
+        words = f"holds a part of type {shown(parts[0].type)}, which only an assistant's may"
+        raise bad_request(f"{where}.content", f"{where}.content {words}")
+    return "\n".join(part.words or "" for part in parts) if parts else None
+
+
+def _reasoning(message: ChatMessage, where: str, thoughts: str | None) -> str | None:
+    """What the assistant thought: under whichever of its two names, or in parts of the content."""
     first, second = message.reasoning_content, message.reasoning
     if first is not None and second is not None and first != second:
         raise bad_request(
             f"{where}.reasoning",
             f"{where}.reasoning must equal reasoning_content, which is another text",
         )
-    return second if first is None else first
+    named = second if first is None else first
+    return thoughts if named is None else named
 
 
 def _call(call: ToolCall, where: str) -> dict[str, Any]:
@@ -105,7 +122,7 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
         try:
             arguments = orjson.loads(arguments or "{}")
         except orjson.JSONDecodeError as error:
-            field = f"{where}.function.arguments"
+            field = f"{where}.arguments"
             raise bad_request(field, f"{field} must be JSON: {error}") from None
     return template_call(call.function.name, arguments, call.id)
 

@@ -18,11 +18,25 @@ WITHOUT_EFFECT = frozenset(
     (
         *("cache_prompt", "chat_id", "id_slot", "keep_alive", "models", "n_keep", "plugins"),
         *("provider", "return_progress", "rid", "route", "slot_id", "timings_per_token"),
-        *("transforms", "usage"),
+        *("tool_stream", "transforms", "usage"),
     )
 )
-"""Where to run, what to keep, what to report beside: of llama.cpp, Ollama, OpenRouter, SGLang and
-Open WebUI. None of them changes what is drawn."""
+"""Where to run, what to keep, what to report beside: of llama.cpp, Ollama, OpenRouter, SGLang,
+Z.ai and Open WebUI. None of them changes what is drawn."""
+OFF: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("custom_logit_processor", "custom_params", "data_parallel_rank"), ()),
+    **dict.fromkeys(("input_ids", "lora_path", "mm_processor_kwargs", "prompt_mode"), ()),
+    **dict.fromkeys(("stop_regex",), ()),
+    **dict.fromkeys(("enable_search", "no_stop_trim", "return_hidden_states"), (False,)),
+    **dict.fromkeys(("return_routed_experts", "safe_prompt"), (False,)),
+    **dict.fromkeys(("incremental_output", "parse_tool_calls"), (True,)),
+    **dict.fromkeys(("dry_multiplier", "dynatemp_range", "epsilon_cutoff", "eta_cutoff"), (0,)),
+    **dict.fromkeys(("mirostat", "top_a", "xtc_probability"), (0,)),
+    **dict.fromkeys(("repeat_penalty", "tfs_z", "typical_p"), (1,)),
+    "top_n_sigma": (-1,),
+}
+"""What is not done here, with the values beside null that ask for nothing: of llama.cpp, SGLang,
+Mistral, DashScope and text-generation-webui, whose clients send them where nobody set them."""
 MAX_NAMES = 20
 """Names without effect that are reported."""
 _MAX_CHARS = 64
@@ -79,10 +93,19 @@ def adopt(body: Fields, known: Collection[str], *, accepts_all: bool = False) ->
             value = body.pop(name)
             if value is not None:
                 adopted[1](body, name, value)
-        elif name in WITHOUT_EFFECT or accepts_all:
+        elif name in WITHOUT_EFFECT or accepts_all or _is_off(name, body[name]):
             del body[name]
             without_effect.append(name)
     return [name for name in without_effect if _is_plain(name)][:MAX_NAMES]
+
+
+def _is_off(name: str, value: Any) -> bool:
+    """Whether a field of what is not done here does not ask for it."""
+    values = OFF.get(name)
+    if values is None or isinstance(value, dict | list):
+        return False
+    is_bool = isinstance(value, bool)
+    return value is None or any(value == off and is_bool == isinstance(off, bool) for off in values)
 
 
 def _is_plain(name: str) -> bool:
@@ -117,7 +140,7 @@ def _thinking(body: Fields, name: str, value: Any) -> None:
 
 def _reasoning(body: Fields, name: str, value: Any) -> None:
     """As OpenRouter has it, and OpenAI's Responses."""
-    known = {"effort", "enabled", "exclude", "summary"}
+    known = {"effort", "enabled", "exclude", "max_tokens", "summary"}
     if not isinstance(value, Mapping) or value.keys() - known:
         raise bad_request(
             name, f"{name} must be an object of {', '.join(sorted(known))}, got {shown(value)}"
@@ -126,8 +149,31 @@ def _reasoning(body: Fields, name: str, value: Any) -> None:
         _set(body, "reasoning_effort", f"{name}.effort", value["effort"])
     if value.get("enabled") is not None:
         _thinking(body, f"{name}.enabled", value["enabled"])
+    if value.get("max_tokens") is not None:
+        _set(body, "thinking_token_budget", f"{name}.max_tokens", value["max_tokens"])
     if value.get("exclude") is not None:
         _set(body, "include_reasoning", f"{name}.exclude", not value["exclude"])
+
+
+def _reasoning_format(body: Fields, name: str, value: Any) -> None:
+    """Where thoughts go, as Groq and llama.cpp have it."""
+    if value in ("hidden", "none", "raw"):
+        target = "include_reasoning" if value == "hidden" else "separate_reasoning"
+        _set(body, target, name, False)
+    elif value not in ("auto", "deepseek", "parsed"):
+        raise bad_request(
+            name,
+            f'{name} must be "auto", "deepseek", "parsed", "hidden", "none" or "raw", '
+            f"got {shown(value)}",
+        )
+
+
+def _think(body: Fields, name: str, value: Any) -> None:
+    """As Ollama has it: a switch, or how much."""
+    if isinstance(value, str):
+        _set(body, "reasoning_effort", name, value)
+    else:
+        _thinking(body, name, value)
 
 
 def _renamed(target: str) -> Callable[[Fields, str, Any], None]:
@@ -154,7 +200,10 @@ def _functions(body: Fields, name: str, value: Any) -> None:
 _ADOPTED: Mapping[str, tuple[str, Callable[[Fields, str, Any], None]]] = {
     "enable_thinking": ("chat_template_kwargs", _thinking),
     "thinking": ("chat_template_kwargs", _thinking),
+    "think": ("chat_template_kwargs", _think),
     "reasoning": ("reasoning_effort", _reasoning),
+    "reasoning_format": ("separate_reasoning", _reasoning_format),
+    "random_seed": ("seed", _renamed("seed")),
     "regex": ("structured_outputs", _grammar("regex")),
     "ebnf": ("structured_outputs", _grammar("grammar")),
     "grammar": ("structured_outputs", _grammar("grammar")),
@@ -164,5 +213,5 @@ _ADOPTED: Mapping[str, tuple[str, Callable[[Fields, str, Any], None]]] = {
 }
 """By the name elsewhere: a field of ours that a body's type must know for it, and what is done."""
 
-NAMES = WITHOUT_EFFECT | _ADOPTED.keys()
+NAMES = WITHOUT_EFFECT | OFF.keys() | _ADOPTED.keys()
 """All names that may be brought to ours or have no effect."""

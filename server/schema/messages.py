@@ -13,17 +13,34 @@ MAX_MESSAGES = MAX_PARTS = MAX_CALLS = 8192
 """Errors name only the first bad one of them: each of very many would take long to make."""
 ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
 """Roles that OpenAI has; templates may take others."""
+_THOUGHTS = ("thinking", "reasoning")
 Role = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
 
 
 class ContentPart(ReplayedModel):
-    """A part of a message's content: a text, or why the assistant did not answer."""
+    """A part of a message's content: a text, why the assistant did not answer, or its thoughts."""
 
-    type: Literal["text", "input_text", "output_text", "refusal"]
+    type: Literal["text", "input_text", "output_text", "refusal", "thinking", "reasoning"]
     text: str | None = None
+    thinking: str | None = None
     refusal: str | None = None
     annotations: Accepted = None
     prompt_cache_breakpoint: Accepted = None
+
+    @property
+    def is_thought(self) -> bool:
+        return self.type in _THOUGHTS
+
+    @property
+    def words(self) -> str | None:
+        """What the part says."""
+        match self.type:
+            case "refusal":
+                return self.refusal
+            case "thinking":
+                return self.text if self.thinking is None else self.thinking
+            case _:
+                return self.text
 
 
 _PARTS = TypeAdapter(Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)])
@@ -42,8 +59,8 @@ def _content(value: Any, _: object) -> str | list[ContentPart] | None:
             raise ValueError(f"holds a part of type {shown(kind)}: only text is served here")
     parts = _PARTS.validate_python(value)
     for i, part in enumerate(parts):
-        if (part.refusal if part.type == "refusal" else part.text) is None:
-            name = "refusal" if part.type == "refusal" else "text"
+        if part.words is None:
+            name = part.type if part.type in ("refusal", "thinking") else "text"
             raise ValueError(f"has no {name} in its part [{i}], of type {part.type}")
     return parts
 
@@ -91,7 +108,16 @@ class ChatMessage(ReplayedModel):
     annotations: Accepted = None
     provider_specific_fields: Accepted = None  # litellm's, of a message that it sends back
     audio: NotYet = None
-    function_call: NotYet = None
+    function_call: CalledFunction | None = Field(
+        None, description="The older spelling of one entry of `tool_calls`."
+    )
+
+    @property
+    def calls(self) -> list[ToolCall]:
+        """The calls that an assistant made, by either name."""
+        if self.tool_calls or self.function_call is None:
+            return self.tool_calls or []
+        return [ToolCall(function=self.function_call)]
 
 
 Messages = Annotated[

@@ -105,10 +105,12 @@ class ResponseFormat(InnerModel):
 def _known_type(value: Any) -> Any:
     """Refuse a type nobody knows with one sentence, not with one of each field."""
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind in ("json_object", "json"):  # with the schema where llama.cpp or Hugging Face have it
+    if kind in ("json_object", "json", "json_schema"):  # where llama.cpp or Hugging Face have it
         for name in ("schema", "value"):
             if name in value and len(value) == 2:
                 return {"type": "json_schema", "json_schema": {"schema": value[name]}}
+    if kind == "regex" and len(value) == 2 and "value" in value:  # Hugging Face's
+        return {"type": "structural_tag", "format": {"type": "regex", "pattern": value["value"]}}
     if isinstance(kind, str) and kind not in get_args(FormatKind):
         kinds = ", ".join(get_args(FormatKind))
         raise ValueError(f"has the type {shown(kind)}; types are {kinds}")

@@ -171,7 +171,28 @@ class NamedTool(InnerModel):
 ToolMode = Literal["none", "auto", "required"]
 
 
-def _choice(value: Any, _: object) -> str | NamedTool:
+class AllowedFunction(ReplayedModel):
+    """The name of a tool that may be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedFunctionSet(InnerModel):
+    """Those of the tools that may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[AllowedFunction] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class AllowedFunctions(InnerModel):
+    """Those of the tools that may be called; the prompt shows all."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctionSet
+
+
+def _choice(value: Any, _: object) -> str | NamedTool | AllowedFunctions:
     """Read a choice; other words and kinds are refused in one sentence."""
     if isinstance(value, str) and value in get_args(ToolMode):
         return value
@@ -182,10 +203,12 @@ def _choice(value: Any, _: object) -> str | NamedTool:
             if isinstance(value.get("function"), dict):
                 return NamedTool.model_validate(value)
             got = f"an object whose function is {shown(value.get('function'))}"
+        if value.get("type") == "allowed_tools":
+            return AllowedFunctions.model_validate(value)
     raise ValueError(
-        'must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}, '
-        f"got {got}"
+        'must be "none", "auto", "required", {"type": "function", "function": {"name": ...}} or '
+        f'{{"type": "allowed_tools", "allowed_tools": {{"mode": ..., "tools": [...]}}}}, got {got}'
     )
 
 
-ToolChoice = Annotated[ToolMode | NamedTool, WrapValidator(_choice)]
+ToolChoice = Annotated[ToolMode | NamedTool | AllowedFunctions, WrapValidator(_choice)]

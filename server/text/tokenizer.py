@@ -88,6 +88,10 @@ class Tokenizer(Protocol):
         """The text of ids that stand at a text's start."""
         ...
 
+    def spellings(self, token_ids: Sequence[int]) -> list[str]:
+        """How the vocabulary writes ids; an id beyond it is the empty text."""
+        ...
+
     def reserve(self, vocab_size: int) -> None:
         """Let `texts` and `raw` cover ids the model has beyond the tokenizer's."""
         ...
@@ -203,6 +207,10 @@ class FastTokenizer:
             parts.append(detokenizer.feed(token_ids[start : start + _DECODE_SLICE]))
         return "".join([*parts, detokenizer.flush()])
 
+    def spellings(self, token_ids: Sequence[int]) -> list[str]:
+        """See `Tokenizer.spellings`."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
+
     def reserve(self, vocab_size: int) -> None:
         """See `Tokenizer.reserve`; such ids have no text."""
         missing = vocab_size - len(self.raw)
@@ -274,6 +282,12 @@ class SlowTokenizer:
                 clean_up_tokenization_spaces=False,
             )
         return text
+
+    def spellings(self, token_ids: Sequence[int]) -> list[str]:
+        """See `Tokenizer.spellings`."""
+        with self._lock:
+            found = self._tokenizer.convert_ids_to_tokens(list(token_ids))
+        return ["" if token is None else str(token) for token in found]
 
     def reserve(self, vocab_size: int) -> None:
         """See `Tokenizer.reserve`."""

@@ -21,6 +21,7 @@ class ChatRequest(GenerationFields, TemplateFields):
         prompts="messages",
         logprobs="top_logprobs",
         named_tool="tool_choice.function.name",
+        allowed="tool_choice.allowed_tools.tools",
         thinking_budget="thinking_token_budget",
     )
 
@@ -48,7 +49,8 @@ class ChatRequest(GenerationFields, TemplateFields):
     tool_choice: ToolChoice | None = Field(
         None,
         description='With "auto", the default, the model decides; with "none" the message has no '
-        'calls; with "required", or a tool\'s name, it is calls.',
+        'calls; with "required", or a tool\'s name, it is calls; `allowed_tools` names those that '
+        "may be called.",
     )
     parallel_tool_calls: bool | None = Field(
         None, description="With false the message has at most one call; the default is true."
@@ -79,7 +81,7 @@ class ChatRequest(GenerationFields, TemplateFields):
     verbosity: Accepted = None
     prompt_cache_options: Accepted = None
     add_special_tokens: Annotated[Any, Only(False)] = None
-    function_call: NotYet = None
+    function_call: Annotated[Any, Only("none", "auto")] = None
     audio: NotYet = None
     web_search_options: NotYet = None
     moderation: NotYet = None

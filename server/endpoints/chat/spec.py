@@ -12,7 +12,7 @@ from server.errors import ClientNames, bad_request
 from server.generation.spec import GenerationSpec
 from server.generation.translation import Translation, wanted_truncation
 from server.schema.messages import ChatMessage
-from server.schema.tools import NamedTool
+from server.schema.tools import AllowedFunctions, NamedTool, ToolMode
 from server.structured.wanted import wanted_grammar
 
 
@@ -24,6 +24,13 @@ def chat_conversation(body: ChatRequest, info: EngineInfo) -> ConversationSpec:
         raise names.refuse("max_completion_tokens", words)
     limit = body.token_limit
     choice, structured = body.tool_choice or "auto", body.structured_outputs
+    mode: ToolMode = "required" if isinstance(choice, NamedTool) else "auto"
+    allowed = None
+    if isinstance(choice, AllowedFunctions):
+        mode = choice.allowed_tools.mode
+        allowed = frozenset(tool.function.name for tool in choice.allowed_tools.tools)
+    elif isinstance(choice, str):
+        mode = choice
     return ConversationSpec(
         names=names,
         model=body.model,
@@ -33,7 +40,8 @@ def chat_conversation(body: ChatRequest, info: EngineInfo) -> ConversationSpec:
             function_tool(tool.function, f"tools[{i}].function")
             for i, tool in enumerate(body.tools or ())
         ],
-        tool_choice="required" if isinstance(choice, NamedTool) else choice,
+        tool_choice=mode,
+        allowed=allowed,
         named_tool=choice.function.name if isinstance(choice, NamedTool) else None,
         one_call=body.parallel_tool_calls is False,
         grammar=wanted_grammar(body.response_format, structured),

@@ -59,12 +59,11 @@ async def tokenize(request: Request) -> Response:
             tokens = context.tokenizer.encode(text, add_special_tokens=add)
         else:
             tokens = rendered.tolist()
-        texts = context.tokenizer.texts
         content: dict[str, Any] = {
             "count": len(tokens),
             "max_model_len": context.info.max_model_len,
             "tokens": tokens,
-            "token_strs": [texts[i] for i in tokens] if body.return_token_strs else None,
+            "token_strs": context.tokenizer.spellings(tokens) if body.return_token_strs else None,
         }
         return json_reply(orjson.dumps(content))
 

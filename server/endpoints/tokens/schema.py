@@ -30,7 +30,9 @@ class TokenizeRequest(TemplateFields):
     add_special_tokens: bool | None = Field(
         None, description="The tokenizer adds its beginning of text; the default is true."
     )
-    return_token_strs: bool | None = Field(None, description="The reply has each id's text too.")
+    return_token_strs: bool | None = Field(
+        None, description="The reply has each id's spelling in the vocabulary too."
+    )
 
 
 class DetokenizeRequest(BodyModel):

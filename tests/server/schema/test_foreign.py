@@ -44,7 +44,14 @@ def read(accepts_unknown: bool = False, **fields: Any) -> tuple[ChatRequest, lis
             "chat_template_kwargs",
             {"enable_thinking": False, "thinking": False},
         ),
+        ({"reasoning": {"max_tokens": 5}}, "thinking_token_budget", 5),
+        ({"think": False}, "chat_template_kwargs", {"enable_thinking": False, "thinking": False}),
+        ({"think": "low"}, "reasoning_effort", "low"),
+        ({"reasoning_format": "hidden"}, "include_reasoning", False),
+        ({"reasoning_format": "none"}, "separate_reasoning", False),
+        ({"reasoning_format": "parsed"}, "separate_reasoning", None),
         ({"n_predict": 5}, "max_tokens", 5),
+        ({"random_seed": 5}, "seed", 5),
         ({"functions": []}, "tools", None),
         ({"thinking": None, "regex": None}, "chat_template_kwargs", None),
     ],
@@ -80,6 +87,7 @@ def test_grammars(field: str, value: Any, kind: str) -> None:
         {"type": "json_object", "schema": {"type": "array"}},
         {"type": "json_object", "value": {"type": "array"}},
         {"type": "json", "value": {"type": "array"}},
+        {"type": "json_schema", "schema": {"type": "array"}},
     ],
 )
 def test_schemas_of_response_formats(form: dict[str, Any]) -> None:
@@ -88,11 +96,23 @@ def test_schemas_of_response_formats(form: dict[str, Any]) -> None:
     assert (spec.kind, spec.value) == ("json", {"type": "array"})
 
 
+def test_an_expression_as_a_response_format() -> None:
+    spec = wanted_grammar(
+        read(response_format={"type": "regex", "value": "a+"})[0].response_format, None
+    )
+    assert spec is not None
+    assert (spec.kind, spec.value) == (
+        "structural_tag",
+        {"type": "regex", "pattern": "a+"},
+    )
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"thinking": "yes"}, "thinking must be true, false or"),
-        ({"reasoning": {"max_tokens": 5}}, "reasoning must be an object of effort, enabled"),
+        ({"reasoning": {"tokens": 5}}, "reasoning must be an object of effort, enabled"),
+        ({"reasoning_format": "xml"}, 'reasoning_format must be "auto", "deepseek"'),
         (
             {"reasoning": {"effort": "low"}, "reasoning_effort": "high"},
             "reasoning.effort must equal",
@@ -100,6 +120,10 @@ def test_schemas_of_response_formats(form: dict[str, Any]) -> None:
         ({"n_predict": 5, "max_tokens": 6}, "n_predict must equal max_tokens"),
         ({"functions": [{"name": "f"}]}, "functions must be null or"),
         ({"typical_p": 0.5}, "unknown field 'typical_p'"),
+        ({"typical_p": True}, "unknown field 'typical_p'"),
+        ({"return_hidden_states": 0}, "unknown field 'return_hidden_states'"),
+        ({"lora_path": "x"}, "unknown field 'lora_path'"),
+        ({"mirostat": [0]}, "unknown field 'mirostat'"),
     ],
 )
 def test_what_cannot_be_brought_to_ours(fields: dict[str, Any], words: str) -> None:
@@ -111,6 +135,13 @@ def test_what_has_no_effect_is_named() -> None:
     body, without_effect = read(cache_prompt=True, keep_alive="5m", provider={"order": []}, seed=3)
     assert without_effect == ["cache_prompt", "keep_alive", "provider"]
     assert body.seed == 3
+
+
+def test_what_is_not_done_may_be_off() -> None:
+    """Clients send all that they have, as it is set by default."""
+    asked = {"typical_p": 1.0, "mirostat": 0, "lora_path": None, "return_hidden_states": False}
+    _, without_effect = read(**asked)
+    assert without_effect == list(asked)
 
 
 def test_all_may_be_accepted() -> None:

@@ -62,6 +62,11 @@ def test_a_part_without_its_text(kind: str, name: str) -> None:
         validate(ChatRequest, chat(content=[TEXT, {"type": kind}]))
 
 
+def test_a_part_of_thoughts_without_them() -> None:
+    with pytest.raises(ApiError, match="has no thinking in its part"):
+        validate(ChatRequest, chat(content=[{"type": "thinking"}]))
+
+
 def test_what_another_server_added_to_a_message_is_accepted() -> None:
     """As agents replay it: OpenRouter, LiteLLM, DeepSeek, Google's and OpenAI's own parsed ones."""
     call = {

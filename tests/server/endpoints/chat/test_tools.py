@@ -269,6 +269,26 @@ def messages(*ids: str | None, answer: str | None = "a") -> dict[str, Any]:
     return {"messages": [*HELLO, asked, {"role": "tool", "content": "x", "tool_call_id": answer}]}
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    """A choice of these tools."""
+    own = {"mode": mode, "tools": [choice(name) for name in names]}
+    return {"type": "allowed_tools", "allowed_tools": own}
+
+
+async def test_allowed_tools() -> None:
+    """All are shown, so that the prompt stays the same; those alone may be called."""
+    async with in_process(FakeEngine(says(call("stop"))), chat_template=TEMPLATE) as site:
+        for mode in ("auto", "required"):
+            reply = await chat(site, **TOOLS, tool_choice=allowed(mode, "stop"))
+            assert prompt_of(site).startswith("[tool]look[tool]stop")
+            [made] = reply["choices"][0]["message"]["tool_calls"]
+            assert made["function"]["name"] == "stop"
+            grammar = site.engine.requests[-1].grammar
+            assert grammar is not None
+            assert "stop" in grammar.source
+            assert "look" not in grammar.source
+
+
 def function(**fields: Any) -> dict[str, Any]:
     return {"tools": [{"type": "function", "function": {"name": "f", **fields}}]}
 
@@ -321,7 +341,17 @@ class TestRefusals:
                 "must be a string, got 3",
             ),
             ({**TOOLS, "tool_choice": "any"}, "tool_choice", '"any"'),
-            ({**TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "allowed_tools"),
+            (
+                {**TOOLS, "tool_choice": {"type": "allowed_tools"}},
+                "tool_choice.allowed_tools",
+                "is required",
+            ),
+            (
+                {**TOOLS, "tool_choice": allowed("auto", "jump")},
+                "tool_choice.allowed_tools.tools",
+                "one of the tools (look, stop), got 'jump'",
+            ),
+            ({**TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice", '"custom"'),
             ({**TOOLS, "tool_choice": {"type": "function"}}, "tool_choice", "function is null"),
             (
                 {**TOOLS, "tool_choice": choice("jump")},
