@@ -365,7 +365,9 @@ class Engine:
         """Strike an ended choice from the books; choices that waited for its prompt go on."""
         self._unfinished.end(choice)
         self._prerequisites.forget(choice)
-        self._timings.ended(choice)
+        row, known = choice.row, len(choice.token_ids)
+        known = known if row is None else int(self._table.num_known[row])
+        self._timings.ended(choice, known - choice.prompt_len)
         choice.keep_drafts()
 
     def stats(self) -> EngineStats:
@@ -391,6 +393,7 @@ class Engine:
             grammars=None if self._grammars is None else self._grammars.stats(),
             snapshots=None if self._snapshots is None else self._snapshots.pool.stats(),
             adapters=None if self.adapters is None else self.adapters.stats(),
+            num_deferred=self._prerequisites.num_waiting,
         )
 
     def check(self) -> None:

@@ -44,6 +44,7 @@ class Choice:
         prompt_parts: prompt logprobs read back so far; None where none are wanted any more.
         adapter: that it draws with, kept from submission to end; None for the base model.
         num_passed: choices that were given rows before it while it waited for a slot.
+        num_preemptions: times it lost its row.
         num_prompt_reported: positions of them that were reported as parts.
         drafts: counts of its drafts, a row of `drafting.DraftCounts`; None without a drafter.
         ended: nothing more is drawn for it.
@@ -65,6 +66,7 @@ class Choice:
     prompt_parts: list[LogprobArrays] | None = None
     adapter: AdapterVersion | None = None
     num_passed: int = 0
+    num_preemptions: int = 0
     num_prompt_reported: int = 0
     drafts: Int64Array | None = None
     ended: bool = False

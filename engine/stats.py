@@ -65,6 +65,9 @@ class TimingStats(msgspec.Struct, frozen=True, kw_only=True):
         inference: prefill and decode together.
         first_token: seconds from the submission of a request to the first token of its first
             choice, counted at once. Bounds: `timings.SECONDS`.
+        later_token: seconds between the first and the last token of a choice, divided by the tokens
+            after the first. Bounds: `timings.TOKEN_SECONDS`.
+        preemptions: times a choice lost its row. Bounds: `timings.PREEMPTIONS`.
         step_tokens: tokens a step computed. Bounds: `timings.STEP_TOKENS`.
     """
 
@@ -73,6 +76,8 @@ class TimingStats(msgspec.Struct, frozen=True, kw_only=True):
     decode: HistogramStats
     inference: HistogramStats
     first_token: HistogramStats
+    later_token: HistogramStats
+    preemptions: HistogramStats
     step_tokens: HistogramStats
 
 
@@ -140,6 +145,7 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         num_running, num_waiting: choices and scoring requests with and without blocks.
+        num_deferred: of those that wait, choices whose grammar or adapter is not there yet.
         kv_blocks_used, kv_blocks_total: blocks of the KV cache held, and in all.
         num_steps: steps of choices that were read back without error.
         num_preemptions: times a running choice lost its row.
@@ -174,3 +180,4 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     grammars: GrammarStats | None = None
     snapshots: SnapshotStats | None = None
     adapters: AdapterStats | None = None
+    num_deferred: int = 0

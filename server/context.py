@@ -88,7 +88,9 @@ def make_context(
             config.max_body_bytes, large, accepts_unknown=config.accepts_unknown_fields
         ),
         large=large,
-        admission=AdmissionControl(engine, config.max_waiting_requests, fronts),
+        admission=AdmissionControl(
+            engine, config.max_waiting_requests, fronts, metrics.turned_away.inc
+        ),
         connections=ConnectionPool(
             config.max_connections, fronts, metrics.connections_over_limit.inc
         ),

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from engine.client import EngineHandle
-from engine.planning.timings import SECONDS, STEP_TOKENS, Timings
+from engine.planning.timings import PREEMPTIONS, SECONDS, STEP_TOKENS, TOKEN_SECONDS, Timings
 from engine.stats import (
     AdapterStats,
     DraftStats,
@@ -76,6 +76,8 @@ class EngineCollector(Collector):
             "block_size": info.block_size,
             "num_gpu_blocks": info.num_blocks,
             "cache_dtype": info.dtype if info.cache_dtype == "auto" else info.cache_dtype,
+            "kv_cache_size_tokens": info.num_blocks * info.block_size,
+            "kv_cache_max_concurrency": info.num_blocks * info.block_size / info.max_model_len,
         }
         words = "Configuration of the KV cache"
         family = GaugeMetricFamily(
@@ -88,6 +90,7 @@ class EngineCollector(Collector):
         used = stats.kv_blocks_used / max(stats.kv_blocks_total, 1)
         yield self._gauge("num_requests_running", "Choices running", stats.num_running)
         yield self._gauge("num_requests_waiting", "Choices waiting", stats.num_waiting)
+        yield self._waiting(stats)
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", used)
         yield self._gauge("kv_blocks_used", "KV blocks in use", stats.kv_blocks_used)
         snapshots = stats.snapshots or SnapshotStats()
@@ -102,6 +105,18 @@ class EngineCollector(Collector):
             yield self._adapters(stats.adapters)
             words = "LoRA adapters in the host's memory"
             yield self._gauge("lora_adapters_held", words, stats.adapters.num_held)
+
+    def _waiting(self, stats: EngineStats) -> Metric:
+        """A gauge of the choices that wait, by what they wait for."""
+        family = GaugeMetricFamily(
+            f"{self._prefix}num_requests_waiting_by_reason",
+            "Choices waiting: for a row and blocks (capacity), for a grammar or adapter (deferred)",
+            labels=[*self._names, "reason"],
+        )
+        deferred = min(stats.num_deferred, stats.num_waiting)
+        family.add_metric([*self._values, "capacity"], stats.num_waiting - deferred)
+        family.add_metric([*self._values, "deferred"], deferred)
+        return family
 
     def _adapters(self, stats: AdapterStats) -> Metric:
         """A gauge of the time, with the names of adapters as labels, as vLLM has it."""
@@ -123,6 +138,10 @@ class EngineCollector(Collector):
             yield self._histogram(f"request_{name}_time_seconds", words, SECONDS, found)
         first = "time_to_first_token_seconds", "From a prompt's arrival at the engine to its token"
         yield self._histogram(*first, SECONDS, timings.first_token)
+        later = "request_time_per_output_token_seconds", "Between a choice's tokens, on the mean"
+        yield self._histogram(*later, TOKEN_SECONDS, timings.later_token)
+        lost = "request_num_preemptions", "Times that a choice lost its row"
+        yield self._histogram(*lost, PREEMPTIONS, timings.preemptions)
         steps = "iteration_tokens_total", "Tokens of a step of generation"
         yield self._histogram(*steps, STEP_TOKENS, timings.step_tokens)
 

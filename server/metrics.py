@@ -35,6 +35,8 @@ SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 `prometheus_client` is imported."""
 FINISHES = ("stop", "length", "abort", "error")
 
+QUEUE_LIMIT = "max_num_queued_reqs"
+"""vLLM's name of what `--max-waiting-requests` bounds."""
 DECISIONS = ("predicate", "choice", "score")
 _MASSES = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 _TOKENS = tuple(10**e * m for e in range(6) for m in (1, 2, 5))
@@ -74,8 +76,15 @@ class Metrics:
         self.inter_token = seconds("inter_token_latency_seconds", "Between a stream's chunks")
         self.prompt_lens = tokens("request_prompt_tokens", "Prompt tokens")
         self.generation_lens = tokens("request_generation_tokens", "Drawn tokens of a choice")
+        self.most_generated = tokens(
+            "request_max_num_generation_tokens", "Drawn tokens of a request's longest choice"
+        )
         self.params_max_tokens = tokens("request_params_max_tokens", "`max_tokens` of requests")
         self.params_n = self._histogram(_CHOICES)("request_params_n", "`n` of requests")
+        turned_away = self._counter(
+            "admission_rejections", "Requests that the queue's limit turned away", "reason"
+        )
+        self.turned_away = turned_away.labels(**labels, reason=QUEUE_LIMIT)
         self._make_decision_metrics()
         words = "Connections beyond what the limit of open files allows"
         self.connections_over_limit = self._counter("connections_over_limit", words).labels(

@@ -199,6 +199,7 @@ class Scheduler:
         self._on_preempt(row)
         self._release(row)
         self.enqueue(choice)
+        choice.num_preemptions += 1
         self.num_preemptions += 1
 
     def num_promised(self) -> int:

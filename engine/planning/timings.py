@@ -10,6 +10,8 @@ from engine.rows import Choice
 from engine.stats import HistogramStats, TimingStats
 
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1, 2.5, 5, 10)
+PREEMPTIONS = (0, 1, 2, 5, 10, 20, 50)
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
@@ -37,7 +39,8 @@ class Timings:
     def __init__(self) -> None:
         self._queue, self._prefill = Histogram(SECONDS), Histogram(SECONDS)
         self._decode, self._inference = Histogram(SECONDS), Histogram(SECONDS)
-        self._first_token = Histogram(SECONDS)
+        self._first_token, self._later_token = Histogram(SECONDS), Histogram(TOKEN_SECONDS)
+        self._preemptions = Histogram(PREEMPTIONS)
         self._step_tokens = Histogram(STEP_TOKENS)
 
     def queued(self, choices: Iterable[Choice]) -> None:
@@ -64,8 +67,12 @@ class Timings:
         """Count the seconds from a request's submission to its first choice's first token."""
         self._first_token.add(seconds)
 
-    def ended(self, choice: Choice) -> None:
-        """Count the times of a choice that ended; one that never drew a token is left out."""
+    def ended(self, choice: Choice, num_drawn: int) -> None:
+        """Count the times of a choice that ended; one that never drew a token is left out.
+
+        Args:
+            num_drawn: its tokens.
+        """
         if not choice.drew_at:
             return
         now = time.monotonic()
@@ -73,6 +80,9 @@ class Timings:
         self._prefill.add(choice.drew_at - choice.started_at)
         self._decode.add(now - choice.drew_at)
         self._inference.add(now - choice.started_at)
+        self._preemptions.add(choice.num_preemptions)
+        if num_drawn > 1:
+            self._later_token.add((now - choice.drew_at) / (num_drawn - 1))
 
     def stepped(self, num_tokens: int) -> None:
         """Count a step of `num_tokens` tokens that was read back."""
@@ -86,5 +96,7 @@ class Timings:
             decode=self._decode.stats(),
             inference=self._inference.stats(),
             first_token=self._first_token.stats(),
+            later_token=self._later_token.stats(),
+            preemptions=self._preemptions.stats(),
             step_tokens=self._step_tokens.stats(),
         )

@@ -117,3 +117,5 @@ class Tally:
             metrics.prompt_lens.observe(len(prompt.token_ids))
             metrics.params_max_tokens.observe(prompt.max_tokens)
         metrics.params_n.observe(prepared.spec.n)
+        lengths = [choice.num_generated for choice in self._choices.values()]
+        metrics.most_generated.observe(max(lengths, default=0))

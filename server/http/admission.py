@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from engine.client import EngineHandle
 from engine.contracts.control import EngineState
 from engine.submission import EngineDeadError, Submission
@@ -33,8 +35,21 @@ class AdmissionControl:
     limit.
     """
 
-    def __init__(self, engine: EngineHandle, max_waiting: int, fronts: FrontTable) -> None:
+    def __init__(
+        self,
+        engine: EngineHandle,
+        max_waiting: int,
+        fronts: FrontTable,
+        on_refusal: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Make the books.
+
+        Args:
+            max_waiting: the limit of choices that wait.
+            on_refusal: called for each request that it turns away.
+        """
         self._engine = engine
+        self._on_refusal = on_refusal
         self._max_waiting = max_waiting
         self._fronts = fronts
         self._submissions: dict[int, Submission] = {}
@@ -59,6 +74,7 @@ class AdmissionControl:
         waiting = max(beyond_rows, reported + num_choices if reported else 0)
         if waiting > self._max_waiting:
             self.release(num_choices)
+            self._on_refusal()
             raise overloaded(
                 f"too many choices are waiting: with this request {waiting}, "
                 f"at most {self._max_waiting} (--max-waiting-requests)"

@@ -47,6 +47,13 @@ def test_random_traffic_equals_reference(
     assert all(phase.total > 0 for phase in phases[:2])
     assert timings.inference.total == pytest.approx(timings.prefill.total + timings.decode.total)
     assert sum(timings.step_tokens.counts) == engine.stats().num_steps
+    assert sum(timings.preemptions.counts) == len(wanted)
+    assert timings.preemptions.total == engine.stats().num_preemptions
+    several = [tokens for tokens in wanted.values() if len(tokens) > 1]
+    assert sum(timings.later_token.counts) == len(several)
+    shortest, longest = (f(len(tokens) for tokens in several) - 1 for f in (min, max))
+    assert timings.decode.total / longest <= timings.later_token.total * (1 + 1e-9)
+    assert timings.later_token.total <= timings.decode.total / shortest
 
 
 def test_times_of_a_choice_that_its_frontend_ends_are_counted() -> None:

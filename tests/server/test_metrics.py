@@ -59,6 +59,11 @@ async def test_names_are_there_before_the_first_request(site: Site) -> None:
         "tailrace_request_decode_time_seconds_bucket",
         "tailrace_request_inference_time_seconds_bucket",
         "tailrace_iteration_tokens_total_bucket",
+        "tailrace_num_requests_waiting_by_reason",
+        "tailrace_admission_rejections_total",
+        "tailrace_request_time_per_output_token_seconds_bucket",
+        "tailrace_request_max_num_generation_tokens_bucket",
+        "tailrace_request_num_preemptions_bucket",
         "tailrace_state_snapshots_capacity",
         "tailrace_state_snapshots_kept",
         "tailrace_state_snapshots_capacity_bytes",
@@ -89,6 +94,7 @@ async def test_counts_match_what_the_client_saw() -> None:
         seen["tailrace_time_to_first_token_seconds_count", ""] == 4
     )  # of prompts, streamed or not
     assert seen["tailrace_request_params_n_sum", ""] == 4
+    assert seen["tailrace_request_max_num_generation_tokens_sum", ""] == 3 + 1 + 3
 
 
 async def test_the_engine_s_numbers(site: Site) -> None:
@@ -123,6 +129,15 @@ async def test_a_dead_engine_has_no_gauges() -> None:
     assert {"tailrace_engine_up", "tailrace_engine_steps_total"} <= names
 
 
+async def test_what_waits_is_told_by_reason() -> None:
+    engine = FakeEngine()
+    async with in_process(engine) as site:
+        engine.stats = msgspec.structs.replace(NO_STATS, num_waiting=5, num_deferred=2)
+        name = "tailrace_num_requests_waiting_by_reason"
+        assert site.metric(name, reason="capacity") == 3
+        assert site.metric(name, reason="deferred") == 2
+
+
 async def test_the_prefix_can_be_vllm_s() -> None:
     async with in_process(metrics_prefix="vllm:") as site:
         await site.complete(prompt="a", max_tokens=2)
@@ -139,6 +154,7 @@ async def test_the_process_and_the_cache_are_told_of(site: Site) -> None:
     assert seen["process_open_fds", ""] > 2
     assert ("python_gc_objects_collected_total", "") in seen
     labels = {"block_size": "16", "num_gpu_blocks": "100", "cache_dtype": "float32"}
+    labels |= {"kv_cache_size_tokens": "1600", "kv_cache_max_concurrency": "6.25"}
     assert site.metric("tailrace_cache_config_info", **labels) == 1
 
 

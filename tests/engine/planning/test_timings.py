@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.planning import timings as module
-from engine.planning.timings import SECONDS, STEP_TOKENS, Timings
+from engine.planning.timings import PREEMPTIONS, SECONDS, STEP_TOKENS, TOKEN_SECONDS, Timings
 from engine.request import Request
 from engine.rows import Choice
 from engine.stats import HistogramStats
@@ -51,7 +51,7 @@ def test_each_phase_has_its_time(clock: Clock) -> None:
     timings.drew([one])
     clock.now += 20
     assert not any(timings.stats().queue.counts)  # it has not ended
-    timings.ended(one)
+    timings.ended(one, num_drawn=5)
     found = timings.stats()
     assert found.queue.total == pytest.approx(0.2)
     assert found.prefill.total == pytest.approx(3)
@@ -59,6 +59,21 @@ def test_each_phase_has_its_time(clock: Clock) -> None:
     assert found.inference.total == pytest.approx(23)
     ends = [only(each, SECONDS) for each in (found.queue, found.prefill, found.decode)]
     assert ends == [0.25, 5, 30]
+    assert found.later_token.total == pytest.approx(20 / 4)
+    assert only(found.later_token, TOKEN_SECONDS) == 5
+
+
+def test_a_lone_token_has_no_time_between(clock: Clock) -> None:
+    timings, one = Timings(), choice()
+    one.num_preemptions = 3
+    timings.queued([one])
+    timings.started([one])
+    timings.drew([one])
+    timings.ended(one, num_drawn=1)
+    found = timings.stats()
+    assert not any(found.later_token.counts)
+    assert only(found.preemptions, PREEMPTIONS) == 5
+    assert found.preemptions.total == 3
 
 
 def test_the_first_token_of_a_request_counts_at_once(clock: Clock) -> None:
@@ -75,9 +90,9 @@ def test_the_first_token_of_a_request_counts_at_once(clock: Clock) -> None:
 def test_who_never_drew_is_not_counted(clock: Clock) -> None:
     timings, one = Timings(), choice()
     timings.queued([one])
-    timings.ended(one)
+    timings.ended(one, num_drawn=5)
     timings.started([one])
-    timings.ended(one)
+    timings.ended(one, num_drawn=5)
     assert not any(timings.stats().queue.counts)
 
 

@@ -89,6 +89,11 @@ async def test_choices_that_ended_make_room_for_others() -> None:
         long = asyncio.create_task(site.complete(prompt=["a", "b", "c", "dd"], max_tokens=200))
         await eventually(lambda: site.context.admission.num_in_flight == 1)
         await site.refused(429, prompt=["a"] * 4)
+        counted = (await site.client.get("/metrics")).text
+        [turned_away] = [
+            line for line in counted.splitlines() if "admission_rejections_total{" in line
+        ]
+        assert turned_away.endswith(" 1.0")
         await site.complete(prompt=["a"] * 3)
         await long
         assert site.context.admission.num_in_flight == 0
