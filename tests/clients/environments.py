@@ -39,7 +39,8 @@ def python_with(*packages: str, shares_libraries: bool = False) -> Path:
         pip: list[str | Path] = [folder / "bin" / "python", "-m", "pip", "install"]
         _run([*pip, "--quiet", "--no-compile", *packages], folder)
 
-    return _made("python", packages, install) / "bin" / "python"
+    shared = _shared() if shares_libraries else ()
+    return _made("python", packages, install, shared) / "bin" / "python"
 
 
 def node_with(*packages: str) -> Path:
@@ -68,10 +69,22 @@ def source_of(package: str) -> Path:
     return source
 
 
-def _made(kind: str, packages: tuple[str, ...], install: Callable[[Path], None]) -> Path:
+def _shared() -> tuple[str, ...]:
+    """The packages of this environment by name and version: what counted as installed in another
+    must still be there."""
+    folders = map(Path, site.getsitepackages())
+    return tuple(sorted(each.name for folder in folders for each in folder.glob("*.dist-info")))
+
+
+def _made(
+    kind: str,
+    packages: tuple[str, ...],
+    install: Callable[[Path], None],
+    shared: tuple[str, ...] = (),
+) -> Path:
     """The folder of an environment, made by `install` unless it is there."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    key = hashlib.sha256(repr((version, packages)).encode()).hexdigest()[:12]
+    key = hashlib.sha256(repr((version, packages, shared)).encode()).hexdigest()[:12]
     folder = CACHE / f"{kind}-{key}"
     done = folder / "done"
     if not done.exists():
