@@ -21,7 +21,7 @@ from server.command.listing import add_models, run_models
 from server.command.models import check_models
 from server.command.parser import EXIT_USAGE, Parser, add_settings, help_format, refuse_unknown
 from server.command.settings import Settings, load_settings
-from server.command.vllm_flags import NOTES, take_quantization, with_dashes
+from server.command.vllm_flags import NOTES, in_our_words, take_quantization
 from server.compare.command import add_compare, run_compare
 from server.conformance.command import add_conformance, run_conformance
 from server.version import VERSION
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         add(parsers[name])
     try:
         given_arguments = sys.argv[1:] if arguments is None else arguments
-        known, unknown = parser.parse_known_args(with_dashes(given_arguments))
+        known, unknown = parser.parse_known_args(in_our_words(given_arguments))
         given = vars(known)
         command = given.pop("command")
         refuse_unknown(parsers[command], unknown)

@@ -7,6 +7,7 @@ which does not exist here, is accepted with a note; any other value of it is an 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,27 @@ ACCEPTED: dict[str, tuple[str, ...] | None] = {
     "--limit-mm-per-prompt": ANY,
     "--compilation-config": ANY,
     "-O": ANY,
+    "--attention-backend": ANY,
+    "--attention-config": ANY,
+    "--moe-backend": ANY,
+    "--performance-mode": ANY,
+    "--mm-processor-cache-gb": ANY,
+    "--skip-mm-profiling": SWITCH,
+    "--language-model-only": SWITCH,
+    "--prefix-caching-hash-algo": ANY,
+    "--safetensors-load-strategy": ANY,
+    "--show-hidden-metrics-for-version": ANY,
+    "--enable-mfu-metrics": SWITCH,
+    "--kv-cache-metrics": SWITCH,
+    "--enable-tokenizer-info-endpoint": SWITCH,
+    "--disable-hybrid-kv-cache-manager": SWITCH,
+    "--kv-sharing-fast-prefill": SWITCH,
+    "--fully-sharded-loras": SWITCH,
+    "--lora-dtype": ("auto",),
+    "--nnodes": ("1",),
+    "--cpu-offload-gb": ("0",),
+    "--num-lookahead-slots": ("0",),
+    "--max-long-partial-prefills": ("1",),
     "--optimization-level": ANY,
     "--enable-per-request-metrics": SWITCH,
     "--enable-server-load-tracking": SWITCH,
@@ -65,6 +87,11 @@ ACCEPTED: dict[str, tuple[str, ...] | None] = {
 }
 """The flags and the values that change nothing; any value, or none at all."""
 
+OTHER_NAMES = {"-cc": "--compilation-config"}
+STRUCTURED = "--structured-outputs-config"
+FIELDS_OF_OURS = {f"{STRUCTURED}.reasoning_parser": "--reasoning-parser"}
+"""Fields of vLLM's configs that are flags of our own."""
+
 INSTEAD = {
     "--data-parallel-size": "several engines are started by tailrace deploy --replicas N",
     "-dp": "several engines are started by tailrace deploy --replicas N",
@@ -74,9 +101,53 @@ FOLDERS_OWN = frozenset(("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed
 """Values of `--quantization` that say how a checkpoint was made, which its folder says too."""
 
 
-def with_dashes(arguments: Sequence[str]) -> list[str]:
-    """Arguments whose flags have dashes where they were written with underscores."""
-    return [_with_dashes(each) if each.startswith("--") else each for each in arguments]
+def in_our_words(arguments: Sequence[str]) -> list[str]:
+    """Arguments whose flags have dashes for underscores, and one name where vLLM has several.
+
+    A field of a config whose value changes nothing is that config; a config of structured outputs
+    that is JSON is its fields.
+    """
+    found: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        if not argument.startswith("-"):
+            found.append(argument)
+            continue
+        name, equals, value = _renamed(argument).partition("=")
+        if name == STRUCTURED and (equals or rest):
+            found += _structured(value if equals else rest.pop(0))
+        else:
+            found.append(f"{name}{equals}{value}")
+    return found
+
+
+def _renamed(argument: str) -> str:
+    """An argument under the name that its flag has here."""
+    argument = _with_dashes(argument) if argument.startswith("--") else argument
+    name, equals, value = argument.partition("=")
+    first, dot, field = name.partition(".")
+    first = OTHER_NAMES.get(first, first)
+    name = f"{first}{dot}{field}"
+    if dot and ACCEPTED.get(first, SWITCH) == ANY:
+        name = first
+    return f"{FIELDS_OF_OURS.get(name, name)}{equals}{value}"
+
+
+def _structured(text: str) -> list[str]:
+    """The fields of a config that was given as JSON, each as an argument; raises `ConfigError`."""
+    try:
+        fields = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{STRUCTURED} must be JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise ConfigError(f"{STRUCTURED} must be a JSON object, got {text[:64]}")
+    found = []
+    for field, value in fields.items():
+        if value is not None and value != "":
+            name = FIELDS_OF_OURS.get(f"{STRUCTURED}.{field}", f"{STRUCTURED}.{field}")
+            found.append(f"{name}={value}")
+    return found
 
 
 def _with_dashes(argument: str) -> str:

@@ -138,6 +138,24 @@ def test_pasted_commands(settings_of: Any, capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err.count("changes nothing here") == 5
 
 
+def test_fields_of_vllm_s_configs(settings_of: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = settings_of(
+        *("MODEL", "-cc.mode=3", "-cc", "{}", "-O.mode", "3", "--compilation-config.mode", "3"),
+        *("--limit-mm-per-prompt.image", "2", "--structured-outputs-config.reasoning_parser=none"),
+        *("--structured_outputs_config", '{"backend": "auto", "disable_fallback": false}'),
+    )
+    assert settings.reasoning_parser == "none"
+    assert capsys.readouterr().err.count("changes nothing here") == 7
+    flag = "--structured-outputs-config"
+    for value, words in (
+        ('{"disable_any_whitespace": true}', "must be false or False here, got 'True'"),
+        ("{", "must be JSON"),
+        ("3", "must be a JSON object"),
+    ):
+        assert cli.main(["serve", "MODEL", flag, value]) == 2
+        assert words in capsys.readouterr().err
+
+
 def test_a_checkpoints_own_quantization(
     settings_of: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -139,7 +139,12 @@ def test_what_has_no_effect_is_named() -> None:
 
 def test_what_is_not_done_may_be_off() -> None:
     """Clients send all that they have, as it is set by default."""
-    asked = {"typical_p": 1.0, "mirostat": 0, "lora_path": None, "return_hidden_states": False}
+    asked: dict[str, Any] = {
+        "typical_p": 1.0,
+        "mirostat": 0,
+        "lora_path": None,
+        "return_hidden_states": False,
+    }
     _, without_effect = read(**asked)
     assert without_effect == list(asked)
 
