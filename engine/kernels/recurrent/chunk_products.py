@@ -39,12 +39,14 @@ class ChunkProducts(NamedTuple):
     A row's chunks begin at `first_chunk`; what lies between rows is not written.
 
     Attributes:
-        squares: [N, H, 2, C, C], T and P. lines: [N, H, 4, C]: a, b, c, and the exponential of the
-            chunk's decay.
+        squares: [N, H, 2, C, C], T and P.
+        lines: [N, H, 4, C], of decays a head: a, b, c, and the exponential of the chunk's decay.
+        decayed: [N, H, 3 C + 1, K], of decays a channel, see `channel_products`.
     """
 
     squares: torch.Tensor
-    lines: torch.Tensor
+    lines: torch.Tensor | None
+    decayed: torch.Tensor | None
 
 
 @jit
@@ -65,15 +67,28 @@ def _row_of(starts, num_rows, at, CHUNK: tl.constexpr):  # noqa: N803
 
 
 @jit
-def _inverse(system, CHUNK: tl.constexpr):  # noqa: N803
+def chunk_at(rows, num_rows, at, CHUNK: tl.constexpr):  # noqa: N803
+    """Chunk `at`: its first position, its row's first token, first position and end, and whether it
+    is computed."""
+    row = tl.maximum(_row_of(rows.starts, num_rows, at, CHUNK), 0)
+    start = tl.load(rows.starts + row).to(tl.int64)
+    begin = tl.load(rows.begins + row)
+    finish = begin + tl.load(rows.starts + row + 1) - start
+    chunk = begin // CHUNK + at - first_chunk(start, row, CHUNK)
+    is_skipped = (tl.load(rows.slots + row) == _NULL) | (at < first_chunk(start, row, CHUNK))
+    return chunk * CHUNK, start, begin, finish, (chunk * CHUNK < finish) & (not is_skipped)
+
+
+@jit
+def inverse(system, CHUNK: tl.constexpr):  # noqa: N803
     """The inverse of I + `system`, strictly lower triangular, by forward substitution."""
     rows = tl.arange(0, CHUNK)[:, None]
-    inverse = tl.where(rows == tl.arange(0, CHUNK)[None, :], 1.0, 0.0)
+    solved = tl.where(rows == tl.arange(0, CHUNK)[None, :], 1.0, 0.0)
     for i in tl.static_range(1, CHUNK):
         factors = tl.sum(tl.where(rows == i, system, 0.0), 0)
-        change = tl.sum(factors[:, None] * inverse, 0)
-        inverse -= tl.where(rows == i, change[None, :], 0.0)
-    return inverse
+        change = tl.sum(factors[:, None] * solved, 0)
+        solved -= tl.where(rows == i, change[None, :], 0.0)
+    return solved
 
 
 @jit
@@ -130,14 +145,9 @@ def _products_kernel(
     at, head = tl.program_id(0), tl.program_id(1)
     lanes = tl.arange(0, CHUNK)
     wait_for_last(overlap)
-    row = tl.maximum(_row_of(rows.starts, num_rows, at, CHUNK), 0)
-    start = tl.load(rows.starts + row).to(tl.int64)
-    begin = tl.load(rows.begins + row)
-    finish = begin + tl.load(rows.starts + row + 1) - start
-    chunk = begin // CHUNK + at - first_chunk(start, row, CHUNK)
-    is_skipped = (tl.load(rows.slots + row) == _NULL) | (at < first_chunk(start, row, CHUNK))
-    if (chunk * CHUNK < finish) & (not is_skipped):
-        position = chunk * CHUNK + lanes
+    first, start, begin, finish, is_computed = chunk_at(rows, num_rows, at, CHUNK)
+    if is_computed:
+        position = first + lanes
         inside = (position >= begin) & (position < finish)
         token = start + position - begin
         seen, system, q_norm, k_norm = _keys_products(
@@ -157,7 +167,7 @@ def _products_kernel(
         seen *= scale * tl.where(lanes[:, None] >= lanes[None, :], decays, 0.0)
         if sizes.delta:
             system *= (beta * k_norm)[:, None] * k_norm[None, :] * decays
-            solved = _inverse(tl.where(is_before, system, 0.0), CHUNK) * beta[None, :]
+            solved = inverse(tl.where(is_before, system, 0.0), CHUNK) * beta[None, :]
             tl.store(square, solved)
             tl.store(line, since_begin * k_norm)
             seen *= q_norm[:, None] * k_norm[None, :]
@@ -179,6 +189,7 @@ def chunk_products(inputs: TokenInputs, rule: Rule, rows: StateRows, sizes: Size
     products = ChunkProducts(
         inputs.decay.new_empty(num_chunks, heads, 2, CHUNK, CHUNK),
         inputs.decay.new_empty(num_chunks, heads, 4, CHUNK),
+        None,
     )
     _products_kernel[(num_chunks, heads)](
         inputs,
@@ -191,6 +202,6 @@ def chunk_products(inputs: TokenInputs, rule: Rule, rows: StateRows, sizes: Size
         CHUNK=CHUNK,
         BLOCK_K=max(16, padded_lanes(sizes.k)),
         num_warps=1,
-        **overlap_of(products.lines),
+        **overlap_of(products.squares),
     )
     return products

@@ -51,8 +51,7 @@ def recurrence(
     """
     if not inputs.v.is_cuda:
         return recurrence_torch(inputs, rule, memory, rows, extent, skip, out)
-    by_channel = inputs.decay.dim() == 3
-    if by_channel or rule.by_token or extent.standing is not None:
+    if rule.by_token or extent.standing is not None:
         return recurrence_serial(inputs, rule, memory, rows, extent, skip, out)
     return recurrence_chunked(inputs, rule, memory, rows, extent, skip, out)
 

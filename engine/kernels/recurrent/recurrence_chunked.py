@@ -9,14 +9,17 @@ With S₀ the matrix before a chunk and X a chunk's tokens side by side,
     O = (S₀ Qᵀ) ∘ b + U Pᵀ
     S = exp(decay of the chunk) S₀ + (U ∘ c) K
 
-with T, P, a, b and c of `chunk_products`. Chunks lie on a grid of the row's own positions,
-whatever rows are beside it. Products are of float32, on tensor cores by products of parts.
+with T, P, a, b and c of `chunk_products`. Where each channel of a key has its decay, a, b and c are
+in the Q and K that `channel_products` made, one K for the products with S₀ and one for its sum.
+Chunks lie on a grid of the row's own positions, whatever rows are beside it. Products are of
+float32, on tensor cores by products of parts.
 """
 
 from __future__ import annotations
 
 import torch
 
+from engine.kernels.recurrent.channel_products import channel_products
 from engine.kernels.recurrent.chunk_products import ChunkProducts, chunk_products, first_chunk
 from engine.kernels.recurrent.matrices import CHUNK, Matrices, Rule, TokenInputs
 from engine.kernels.recurrent.token_steps import (
@@ -54,21 +57,6 @@ def _parts(x):
 
 
 @jit
-def _dot(a, b):
-    """a b of float32, as b is or where b is bfloat16.
-
-    By parts of bfloat16, whose layout as a product's result is the one it needs as a factor; what
-    is small is summed first.
-    """
-    if b.dtype == tl.bfloat16:
-        high, middle, low = _parts(a)
-        product = tl.dot(high, b, tl.dot(middle, b, tl.dot(low, b)))
-    else:
-        product = tl.dot(a, b, input_precision="tf32x3")
-    return product
-
-
-@jit
 def _dot_of_parts(a, b):
     """a b of float32, by the six products of parts that float32 can tell from nothing."""
     high, middle, low = _parts(a)
@@ -78,34 +66,60 @@ def _dot_of_parts(a, b):
 
 
 @jit
-def _load(inputs, strides, token, inside, key_head, head, keys, values, sizes: tl.constexpr):
-    """A chunk's q, k [C, K] and v [V, C], 0 outside. Parts can hold float16's as float32."""
+def _dot(a, b, by_channel: tl.constexpr):
+    """a b of float32, as b is or where b is bfloat16.
+
+    By parts of bfloat16, whose layout as a product's result is the one it needs as a factor; what
+    is small is summed first. Decayed keys by parts too: TF32's need twice the registers.
+    """
+    if by_channel:
+        product = _dot_of_parts(a, b)
+    elif b.dtype == tl.bfloat16:
+        high, middle, low = _parts(a)
+        product = tl.dot(high, b, tl.dot(middle, b, tl.dot(low, b)))
+    else:
+        product = tl.dot(a, b, input_precision="tf32x3")
+    return product
+
+
+@jit
+def _load(inputs, strides, token, inside, key_head, keys, sizes: tl.constexpr):
+    """A chunk's q and k [C, K], 0 outside. Parts can hold float16's as float32."""
     channels = inside[:, None] & (keys < sizes.k)
     q_ptr = inputs.q + token[:, None] * strides[0] + key_head * sizes.k + keys
     k_ptr = inputs.k + token[:, None] * strides[1] + key_head * sizes.k + keys
-    v_ptr = inputs.v + token[None, :] * strides[2] + head * sizes.v + values
-    v = tl.load(v_ptr, mask=inside[None, :] & (values < sizes.v), other=0.0)
     q = tl.load(q_ptr, mask=channels, other=0.0)
     k = tl.load(k_ptr, mask=channels, other=0.0)
     if k.dtype == tl.float16:
         q, k = q.to(tl.float32), k.to(tl.float32)
-    return q, k, v
+    return q, k
 
 
 @jit
-def _load_products(products, at, head, sizes: tl.constexpr, CHUNK: tl.constexpr):  # noqa: N803
-    """A chunk's T, P [C, C], a, b, c [C] and the exponential of its decay."""
+def _load_squares(products, of, CHUNK: tl.constexpr):  # noqa: N803
+    """A chunk's T and P [C, C]."""
     lanes = tl.arange(0, CHUNK)
-    of = at * sizes.heads + head
-    square = of * 2 * CHUNK * CHUNK + lanes[:, None] * CHUNK + lanes[None, :]
-    line = of * 4 * CHUNK + lanes
-    solved = tl.load(products.squares + square)
-    seen = tl.load(products.squares + square + CHUNK * CHUNK)
-    a = tl.load(products.lines + line)
-    b = tl.load(products.lines + line + CHUNK)
-    c = tl.load(products.lines + line + 2 * CHUNK)
-    total = tl.load(products.lines + of * 4 * CHUNK + 3 * CHUNK)
-    return solved, seen, a, b, c, total
+    square = products.squares + of * 2 * CHUNK * CHUNK + lanes[:, None] * CHUNK + lanes[None, :]
+    return tl.load(square), tl.load(square + CHUNK * CHUNK)
+
+
+@jit
+def _load_lines(products, of, CHUNK: tl.constexpr):  # noqa: N803
+    """A chunk's a, b, c [1, C] and the exponential of its decay."""
+    line = products.lines + of * 4 * CHUNK + tl.arange(0, CHUNK)[None, :]
+    a, b, c = tl.load(line), tl.load(line + CHUNK), tl.load(line + 2 * CHUNK)
+    return a, b, c, tl.load(products.lines + of * 4 * CHUNK + 3 * CHUNK)
+
+
+@jit
+def _load_decayed(products, of, keys, sizes: tl.constexpr, CHUNK: tl.constexpr):  # noqa: N803
+    """A chunk's decayed Q, K, K [C, K] and the exponential of its decays [1, K]."""
+    lanes = tl.arange(0, CHUNK)[:, None]
+    line = products.decayed + of * (3 * CHUNK + 1) * sizes.k + keys
+    q = tl.load(line + lanes * sizes.k, mask=keys < sizes.k, other=0.0)
+    k = tl.load(line + (CHUNK + lanes) * sizes.k, mask=keys < sizes.k, other=0.0)
+    kept = tl.load(line + (2 * CHUNK + lanes) * sizes.k, mask=keys < sizes.k, other=0.0)
+    return q, k, kept, tl.load(line + 3 * CHUNK * sizes.k, mask=keys < sizes.k, other=0.0)
 
 
 @jit
@@ -145,21 +159,29 @@ def _scan_kernel(
             position = chunk * CHUNK + lanes
             inside = (position >= begin) & (position < finish)
             token = start + position - begin
-            q, k, v = _load(inputs, strides, token, inside, key_head, head, keys, values, sizes)
-            solved, seen, a, b, c, total = _load_products(
-                products, at + chunk - first, head, sizes, CHUNK
-            )
+            of = (at + chunk - first) * sizes.heads + head
+            v_ptr = inputs.v + token[None, :] * strides[2] + head * sizes.v + values
+            v = tl.load(v_ptr, mask=inside[None, :] & (values < sizes.v), other=0.0)
+            if sizes.by_channel:
+                a, b, c = 1.0, 1.0, 1.0
+                q, k, kept, total = _load_decayed(products, of, keys, sizes, CHUNK)
+            else:
+                q, k = _load(inputs, strides, token, inside, key_head, keys, sizes)
+                kept = k
+                a, b, c, total = _load_lines(products, of, CHUNK)
+            solved, seen = _load_squares(products, of, CHUNK)
             new = v.to(tl.float32)
             if sizes.delta:
-                new -= _dot(state, tl.trans(k)) * a[None, :]
+                new -= _dot(state, tl.trans(k), sizes.by_channel) * a
                 new = _dot_of_parts(new, tl.trans(solved))
-            out = _dot(state, tl.trans(q)) * b[None, :] + _dot_of_parts(new, tl.trans(seen))
+            out = _dot(state, tl.trans(q), sizes.by_channel) * b
+            out += _dot_of_parts(new, tl.trans(seen))
             if sizes.has_skip:
                 out += tl.load(skip_ptr + head) * v.to(tl.float32)
             address = out_ptr + (token[None, :] * sizes.heads + head) * sizes.v + values
             mask = inside[None, :] & (values < sizes.v)
             tl.store(address, out.to(out_ptr.dtype.element_ty), mask=mask)
-            state = state * total + _dot(new * c[None, :], k)
+            state = state * total + _dot(new * c, kept, sizes.by_channel)
             end = tl.minimum((chunk + 1) * CHUNK, finish)
             index = snapshot(state, memory, rows, row, index, end, head, keys, values, sizes)
         store_state(state, memory, slot, head, keys, values, sizes)
@@ -180,15 +202,14 @@ def recurrence_chunked(
     skip: torch.Tensor | None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute `recurrence` of rows whose tokens all stand, with a decay a head, in two kernels."""
+    """Compute `recurrence` of rows whose tokens all stand, in two kernels."""
     assert extent.standing is None
-    assert inputs.decay.dim() == 2
     sizes = sizes_of(inputs, rule, memory, rows.snapshot_ends.shape[1], skip is not None)
     if out is None:
         out = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
     assert out.is_contiguous()
-    products = chunk_products(inputs, rule, rows, sizes)
-    _scan(inputs, products, memory, rows, skip, out, sizes)
+    made = channel_products if sizes.by_channel else chunk_products
+    _scan(inputs, made(inputs, rule, rows, sizes), memory, rows, skip, out, sizes)
     return out
 
 

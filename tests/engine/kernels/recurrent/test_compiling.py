@@ -65,9 +65,11 @@ def test_recurrences(
     rule = Rule(delta, 1.0)
     with compiled_only() as compiled:
         recurrence_serial(inputs, rule, memory, rows, Extent(num_tokens, 1), skip)
-        if not by_channel:
-            recurrence_chunked(inputs, rule, memory, rows, Extent(num_tokens), skip)
-    assert len(compiled.names) == (1 if by_channel else 3)
+        recurrence_chunked(inputs, rule, memory, rows, Extent(num_tokens), skip)
+    made = "_channel_products_kernel" if by_channel else "_products_kernel"
+    assert compiled.names == {"_serial_kernel", made, "_scan_kernel"}
+    for kernel in compiled.compiled.values():  # a scan needs more than there are
+        assert kernel.stack == 0 or kernel.name == "_scan_kernel", kernel
 
 
 def test_convolutions_and_norms() -> None:

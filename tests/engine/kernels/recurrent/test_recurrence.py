@@ -33,18 +33,12 @@ DECODES = PREFILLS[: 1 + len(DEVICES)]
 KINDS = [DELTA, BY_CHANNEL, SPACE]
 
 
-def skip_unless_served(compute: Compute, kind: str) -> None:
-    if compute is recurrence_chunked and kind == BY_CHANNEL:
-        pytest.skip("decays by channel are computed token by token")
-
-
 @pytest.mark.parametrize(("compute", "device"), PREFILLS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", [(4, 2, 12, 10), (3, 3, 16, 33)])
 def test_whole_texts(
     kind: str, sizes: tuple[int, int, int, int], compute: Compute, device: str
 ) -> None:
-    skip_unless_served(compute, kind)
     heads, key_heads, k, v = sizes
     lens = [1, 2 * CHUNK + 3, CHUNK, 5]
     texts = Texts(kind, lens, heads, key_heads, k, v, device=device)
@@ -66,7 +60,7 @@ def test_inputs_of_sixteen_bits_are_computed_in_float32(
 
 
 @pytest.mark.parametrize(("compute", "device"), PREFILLS)
-@pytest.mark.parametrize("kind", [DELTA, SPACE])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cut", [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK])
 def test_any_cut_is_the_whole(kind: str, cut: int, compute: Compute, device: str) -> None:
     total = 2 * CHUNK + 7
@@ -134,7 +128,7 @@ def test_refused_drafts_leave_no_trace(
 
 
 @pytest.mark.parametrize(("compute", "device"), PREFILLS)
-@pytest.mark.parametrize("kind", [DELTA, SPACE])
+@pytest.mark.parametrize("kind", KINDS)
 def test_snapshots_of_a_prompt(kind: str, compute: Compute, device: str) -> None:
     """Copies at block boundaries are those of the whole, and rows continue from them; the
     snapshot stays as it is."""
@@ -187,7 +181,6 @@ def test_snapshots_between_drafts(boundary: int, compute: Compute, device: str) 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_a_part_of_the_tokens(kind: str, compute: Compute, device: str) -> None:
     """Those of other rows, before and after them, are neither read nor written."""
-    skip_unless_served(compute, kind)
     lens = [3 * CHUNK + 2, 2 * CHUNK + 3, 5]
     texts = Texts(kind, lens, device=device)
     for each in texts.inputs[0]:
