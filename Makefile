@@ -95,11 +95,10 @@ docs: $(READY)
 	$(BIN)/python -m pip install --quiet -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# On a machine with a GPU whose python already has torch; the sampler suite runs both ways. Most of
-# the time kernels compile, on the host's cores.
+# On a machine with a GPU whose python already has torch. ARGS names files or folders, and
+# `--seconds`, after which what runs is interrupted: see tests/gpu/run.py.
 test-gpu:
-	TAILRACE_USE_FLASHINFER_SAMPLER=0 $(PYTHON) -m pytest -n 8 -m gpu tests/sampling tests/engine
-	TAILRACE_USE_FLASHINFER_SAMPLER=1 $(PYTHON) -m pytest -n 8 -m gpu tests/sampling
+	$(PYTHON) -m tests.gpu.run $(ARGS)
 
 # FlashInfer's modules, compiled into the image for the GPUs of FLASHINFER_CUDA_ARCH_LIST.
 kernels:
@@ -110,8 +109,9 @@ kernel-pack:
 	$(BIN)/tailrace warmup $(MODEL) --pack build/kernels
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist build/kernels
 
+# ARGS names parts, and `--seconds`, after which no more are measured: see benchmarks/record.py.
 bench-gpu:
-	$(PYTHON) -m benchmarks.record
+	$(PYTHON) -m benchmarks.record $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .coverage*

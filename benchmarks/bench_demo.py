@@ -2,14 +2,15 @@
 
     python -m benchmarks.bench_demo --batches 1,8,32
 
-Prompts are this project's own sources, which the model was not trained on. Prints a line a
-measurement; the last line is JSON.
+Prompts are this project's own sources, which the model was not trained on; those of the figures are
+an agent's, who repeats what its tools returned. Prints a line a measurement; the last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from benchmarks.bench_speculation import DEVICE, MAX_LEN, engine_of, free_memory, time_a_token
+from benchmarks.figures import Figure, figure
 from demo import EAGLE_FOLDER, MODEL_FOLDER
 from engine.arrays import Int32Array
 from engine.config import ModelConfig
@@ -25,7 +27,8 @@ from engine.models.loader import load_model
 from engine.speculative_config import SpeculativeConfig
 from sampling.params import SamplingParams
 
-NUM_DRAFTS, PROMPT_TOKENS = 4, 256
+NUM_DRAFTS, PROMPT_TOKENS, STREAMS = 4, 256, 8
+NAMES = ("report.txt", "notes.md", "main.py", "table.csv", "Makefile")
 SUFFIX = SpeculativeConfig(method="suffix", num_speculative_tokens=8)
 SOURCES = Path(__file__).parent.parent / "engine"
 KINDS: tuple[tuple[str, float, Literal["greedy", "gumbel"]], ...] = (
@@ -42,6 +45,38 @@ def source_prompts(count: int) -> list[Int32Array]:
     ids = np.array(tokenizer.encode(text).ids, dtype=np.int32)
     starts = np.linspace(0, len(ids) - PROMPT_TOKENS, count).astype(int)
     return [ids[start : start + PROMPT_TOKENS] for start in starts]
+
+
+def traces(count: int) -> list[Int32Array]:
+    """`count` prompts in which records of tools come again and again."""
+    tokenizer = Tokenizer.from_file(str(MODEL_FOLDER / "tokenizer.json"))
+    drawn, prompts = random.Random(0), []
+    for _ in range(count):
+        records = [
+            json.dumps(
+                {"id": drawn.randrange(1000), "name": drawn.choice(NAMES), "size": drawn.random()}
+            )
+            for _ in range(2)
+        ]
+        ids = np.array(tokenizer.encode("\n".join(records * 8)).ids, dtype=np.int32)
+        prompts.append(ids[:PROMPT_TOKENS])
+    return prompts
+
+
+def figures() -> Iterator[Figure]:
+    """Suffix drafts over none of streams that repeat themselves."""
+    config = ModelConfig(model=str(MODEL_FOLDER), max_model_len=MAX_LEN)
+    model, times = load_model(config, DEVICE), []
+    for speculation in (None, SUFFIX):
+        engine = engine_of(model, config, speculation, STREAMS)
+        greedy = SamplingParams(temperature=0.0)
+        times.append(min(time_a_token(engine, traces(STREAMS), greedy) for _ in range(3)))
+        print(speculation and speculation.method, times[-1], engine.stats().drafts, flush=True)
+        del engine
+        free_memory()
+    what = f"demo model, {STREAMS} streams that repeat themselves, suffixes: times faster"
+    made = figure(what, round(times[0] / times[1], 3), "ratio", ">=", 1.6, None, 2.5)
+    yield made | {"command": "python -m benchmarks.record --parts drafts", "check": ""}
 
 
 def measurements(batches: list[int]) -> Iterator[dict[str, Any]]:

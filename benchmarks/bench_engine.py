@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.bench_sampling import copy_gb_per_s
 from benchmarks.peer import ModuleWeights, agreement, peer_step_ms, random_module
-from benchmarks.shapes import QWEN3, SHAPES, cache_bytes_per_token, weight_bytes, write_shape
+from benchmarks.shapes import SHAPES, cache_bytes_per_token, shape_config, weight_bytes, write_shape
 from engine.arrays import Int32Array, Int64Array
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.contracts.control import MemoryPart
@@ -48,8 +48,7 @@ MARGIN = 0.25
 """A gap to the highest logit in standard deviations of the logits; the highest of 151936 logits is
 about 4.4 above a random one."""
 PREFILL_TOKENS = 1 << 16
-VOCAB_SIZE = QWEN3["vocab_size"]
-DEVICE = torch.device("cuda")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 Tokens = dict[int, list[int]]
 Row = dict[str, Any]
@@ -124,6 +123,7 @@ class Bench:
 
     def __init__(self, shape: str, folder: Path) -> None:
         self.shape = shape
+        self.vocab_size: int = shape_config(shape)["vocab_size"]
         self._folder = str(write_shape(shape, folder))
         torch.manual_seed(0)
         self.peer = random_module(self._folder, DEVICE)
@@ -157,7 +157,8 @@ def run(engine: Engine, bodies: list[Body]) -> tuple[Tokens, float]:
             handles = np.repeat(output.handles, output.num_new)
             for handle, token in zip(handles.tolist(), output.token_ids.tolist(), strict=True):
                 tokens[handle].append(token)
-    torch.cuda.synchronize()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
     return tokens, time.perf_counter() - started
 
 
@@ -173,11 +174,11 @@ def _request(handle: int, body: Body) -> Request:
     )
 
 
-def measure(engine: Engine, timed: TimedRunner, name: str, repeat: int) -> Row:
+def measure(engine: Engine, timed: TimedRunner, name: str, repeat: int, shape: str) -> Row:
     """The best of some passes of a workload, each on fresh prompts."""
-    passes = []
+    passes, vocab_size = [], shape_config(shape)["vocab_size"]
     for attempt in range(repeat + 1):  # the first warms up
-        bodies = make_workload(name, VOCAB_SIZE, attempt)
+        bodies = make_workload(name, vocab_size, attempt)
         timed.steps.clear()
         tokens, seconds = run(engine, bodies)
         if attempt:
@@ -204,21 +205,21 @@ def _row(tokens: Tokens, seconds: float, steps: list[Step]) -> Row:
 
 def prefill(engine: Engine, timed: TimedRunner, shape: str) -> Row:
     """64k tokens in prompts of 512, one token out of each; the share of the GPU's product rate."""
-    rng = np.random.default_rng(0)
-    best = 1e9
+    rng, best = np.random.default_rng(0), 1e9
+    vocab_size = shape_config(shape)["vocab_size"]
     for _ in range(3):
-        prompts = rng.integers(1000, VOCAB_SIZE - 1000, (PREFILL_TOKENS // 512, 512)).tolist()
+        prompts = rng.integers(1000, vocab_size - 1000, (PREFILL_TOKENS // 512, 512)).tolist()
         timed.steps.clear()
         run(engine, [{"prompt": p, "max_tokens": 1, "temperature": 0.0} for p in prompts])
         best = min(best, sum(step.gpu_ms for step in timed.steps))
-    layers = weight_bytes(shape) / 2 - SHAPES[shape]["hidden_size"] * VOCAB_SIZE
+    layers = weight_bytes(shape) / 2 - shape_config(shape)["hidden_size"] * vocab_size
     tera = 2 * layers * PREFILL_TOKENS / 1e12
     return {"prefill_gpu_ms": round(best, 2), "prefill_tflops": round(tera / best * 1e3, 1)}
 
 
 def check(bench: Bench, engine: Engine) -> Row:
     """Greedy tokens with graphs, without, and beside transformers' logits."""
-    bodies = make_workload("greedy", VOCAB_SIZE, seed=99)
+    bodies = make_workload("greedy", bench.vocab_size, seed=99)
     captured, _ = run(engine, bodies)
     eager, _ = run(bench.engine(cuda_graphs=False, num_blocks=8_000)[0], bodies)
     differing = sum(captured[i] != eager[i] for i in range(len(bodies)))
@@ -246,7 +247,7 @@ def measurements(shape: str, workloads: list[str], repeat: int) -> Iterator[tupl
         yield "check", check(bench, engine)
         yield "prefill", prefill(engine, timed, shape)
         for name in workloads:
-            row = measure(engine, timed, name, repeat)
+            row = measure(engine, timed, name, repeat, shape)
             row["bound_ms"] = bound_ms(shape, row["rows"], row["context"], gb_per_s)
             row["peer_step_ms"] = peer_step_ms(bench.peer, row["rows"], row["context"])
             yield name, row

@@ -17,15 +17,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from benchmarks.bench_speculation import DEVICE, free_memory
-from benchmarks.figures import PRODUCT_TFLOPS
+from benchmarks.figures import PRODUCT_TFLOPS, Figure, figure
 from benchmarks.hybrid_shapes import HYBRIDS, write_hybrid_shape
-from benchmarks.shapes import SHAPES, write_shape
+from benchmarks.shapes import LAYERS, SHAPES, write_shape
 from engine.arrays import Int32Array
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.contracts.model import CausalLM
@@ -42,7 +42,22 @@ CONTEXT, NEW, SETTLED = 128, 96, 16
 """Tokens of a prompt that decodes, tokens that follow, and those of them that are not timed."""
 MAX_LEN, ROWS = CACHED + 1024, (256, 128, 64, 32, 16, 8, 2)
 NUM_DRAFTS, LENGTH = 3, 2.5
+TRIAL = "qwen-tiny"
+"""A shape that is tried out on a CPU."""
 BLOCK, SNAPSHOTS = 16, 16
+LIMITS: dict[str, tuple[str, float | None, float | None]] = {
+    "lone": ("<=", 1.7, 1.35),
+    "many": ("<=", 1.5, 1.25),
+    "prefill": (">=", 0.45, 0.6),
+    "hit": ("<=", 1.3, 1.1),
+    "memory": ("<=", None, None),
+    "drafts": (">=", 1.7, 2.1),
+}
+"""By kind, what the ratio to a bound must be, and ought to."""
+WORDS = {
+    **{"lone": "over its bytes", "many": "over its bytes", "prefill": "share of its products"},
+    **{"hit": "over the tail's", "memory": "over weights, keys, states", "drafts": "times faster"},
+}
 Row = dict[str, Any]
 
 
@@ -175,9 +190,10 @@ def time_a_token(engine: Engine, prompts: list[Int32Array]) -> float:
     return 1000.0 * elapsed * len(prompts) / count
 
 
-def row(name: str, value: float, bound: float, unit: str) -> Row:
+def row(kind: str, name: str, value: float, bound: float, unit: str) -> Row:
     """A measurement beside its bound."""
     return {
+        "kind": kind,
         "name": name,
         "value": round(value, 4),
         "bound": round(bound, 4),
@@ -204,18 +220,19 @@ def plain_rows(model: CausalLM, config: ModelConfig, sizes: Sizes, most: int) ->
         prompts = prompts_of(batch, CONTEXT, batch)
         ms = min(time_a_token(engine, prompts) for _ in range(2))
         moved = sizes.step(batch, CONTEXT + NEW // 2)
-        yield row(
-            f"decode, {batch} rows, {rate / 1e9:.0f} GB/s", ms, 1e3 * moved / rate, "ms a step"
-        )
+        kind = "lone" if batch == 1 else "many"
+        print(f"a copy moves {rate / 1e9:.0f} GB/s", flush=True)
+        yield row(kind, f"decode, {batch} rows", ms, 1e3 * moved / rate, "ms a step")
     tokens = BATCH_PROMPTS * PROMPT
     seconds = min(seconds_to_first(engine, prompts_of(BATCH_PROMPTS, PROMPT, n)) for n in (1, 2, 3))
     bound = 2 * model.num_weights * tokens / (PRODUCT_TFLOPS * 1e12)
-    yield row(f"prefill, {BATCH_PROMPTS} x {PROMPT}", 1e3 * seconds, 1e3 * bound, "ms")
+    what = f"prefill, {BATCH_PROMPTS} x {PROMPT}"
+    yield row("prefill", what, 1e3 * seconds, 1e3 * bound, "ms")
     yield hit_row(engine)
     states = (count + 1 + SNAPSHOTS) * sizes.state
     kept = sizes.loaded + num_tokens * sizes.token + states
     used = torch.cuda.mem_get_info()[1] - free_bytes() if DEVICE.type == "cuda" else kept
-    yield row("memory", used / 1e9, kept / 1e9, "GB")
+    yield row("memory", "memory", used / 1e9, kept / 1e9, "GB")
     del engine
     free_memory()
 
@@ -230,7 +247,7 @@ def hit_row(engine: Engine) -> Row:
         hits.append(seconds_to_first(engine, [np.append(beginning, tail)]))
         alone.append(seconds_to_first(engine, [tail[::-1].copy()]))
     hit, tail_alone = 1e3 * float(np.median(hits)), 1e3 * float(np.median(alone))
-    return row(f"first token, {CACHED} cached and {TAIL} more", hit, tail_alone, "ms")
+    return row("hit", f"first token, {CACHED} cached and {TAIL} more", hit, tail_alone, "ms")
 
 
 def draft_rows(model: CausalLM, config: ModelConfig) -> Iterator[Row]:
@@ -249,7 +266,7 @@ def draft_rows(model: CausalLM, config: ModelConfig) -> Iterator[Row]:
         del engine
         free_memory()
     drafted, plain = times
-    yield row(f"one stream, {LENGTH} tokens a step", drafted, plain, "ms a token")
+    yield row("drafts", f"one stream, {LENGTH} tokens a step", drafted, plain, "ms a token")
 
 
 def write(shape: str, folder: Path, num_layers: int | None) -> Row:
@@ -262,6 +279,54 @@ def write(shape: str, folder: Path, num_layers: int | None) -> Row:
     return config
 
 
+def measurements(
+    shape: str,
+    quantization: Literal["fp8"] | None,
+    num_layers: int | None,
+    most: int,
+    parts: list[str],
+) -> Iterator[Row]:
+    """The rows of a shape, printed as they come."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        written = write(shape, Path(folder), num_layers)
+        config = ModelConfig(
+            model=folder, max_model_len=MAX_LEN, load_format="dummy", quantization=quantization
+        )
+        before = free_bytes()
+        model = load_model(config, DEVICE)
+        free_memory()
+        fp8 = quantization == "fp8"
+        sizes = Sizes.of(model, before - free_bytes(), written, fp8=fp8)
+        print(f"loaded in {time.perf_counter() - started:.0f} s: {sizes}", flush=True)
+        own_head = shape.startswith("qwen")
+        made = {
+            "plain": plain_rows(model, config, sizes, most),
+            "drafts": draft_rows(model, config) if own_head else iter(()),
+        }
+        for part in parts:
+            for measured in made[part]:
+                print(shape, measured, flush=True)
+                yield measured
+
+
+def figures(shape: str, quantization: Literal["fp8"] | None = None) -> Iterator[Figure]:
+    """The figures of one shape."""
+    words = f"python -m benchmarks.bench_hybrids --shape {shape}"
+    words += f" --quantization {quantization}" if quantization else ""
+    made_by = {"command": words, "check": "tests/engine/models/families/test_hybrids_cuda.py"}
+    layers, most = LAYERS or None, 2 if shape == TRIAL else ROWS[0]
+    name = f"{shape}{f' {quantization}' if quantization else ''}"
+    for row in measurements(shape, quantization, layers, most, ["plain", "drafts"]):
+        ratio, (sense, must, aim) = row["ratio"], LIMITS[row["kind"]]
+        if sense == ">=":  # a bound over the time, as a share or as times faster
+            ratio = round(1.0 / ratio, 3)
+        what = f"{name}, {row['name']}: {WORDS[row['kind']]}"
+        yield figure(what, ratio, "ratio", sense, must, None, aim) | made_by
+        plain = f"{name}, {row['name']}"
+        yield figure(plain, row["value"], row["unit"], "<=", None, row["bound"]) | made_by
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -271,28 +336,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=ROWS[0], help="the most rows that decode")
     parser.add_argument("--parts", default="plain,drafts")
     args = parser.parse_args()
-    started, rows = time.perf_counter(), []
-    with tempfile.TemporaryDirectory() as folder:
-        written = write(args.shape, Path(folder), args.layers)
-        config = ModelConfig(
-            model=folder,
-            max_model_len=MAX_LEN,
-            load_format="dummy",
-            quantization=args.quantization,
-        )
-        before = free_bytes()
-        model = load_model(config, DEVICE)
-        free_memory()
-        sizes = Sizes.of(model, before - free_bytes(), written, fp8=args.quantization == "fp8")
-        print(f"loaded in {time.perf_counter() - started:.0f} s: {sizes}", flush=True)
-        measurements = {
-            "plain": plain_rows(model, config, sizes, args.rows),
-            "drafts": draft_rows(model, config) if args.shape.startswith("qwen3.6") else (),
-        }
-        for part in args.parts.split(","):
-            for measured in measurements[part]:
-                print(args.shape, measured, flush=True)
-                rows.append(measured)
+    parts = args.parts.split(",")
+    rows = list(measurements(args.shape, args.quantization, args.layers, args.rows, parts))
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
     print(json.dumps({"device": name, "rows": rows}))
 

@@ -1,10 +1,11 @@
-"""Decode steps of rows with adapters over those without, in one server with random weights.
+"""Decode steps of rows with adapters over those of an engine without, with random weights.
 
     python -m benchmarks.bench_lora --shape qwen3-0.6b --rows 256 --adapters 8
 
-A line each: steps of rows without adapters, of rows that take the adapters in turn, of half of
-each, and of a lone row without and with one; then the time that a load takes from disk to the first
-token. Ratios are of tokens a second over the base's. The last line is JSON.
+A line each: steps of an engine that takes no adapters, all rows and a lone one; of one that does,
+rows without adapters, rows that take them in turn, half of each, a lone row without and with one;
+then the time that a load takes from disk to the first token. Ratios are of tokens a second over the
+engine without adapters. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.shapes import SHAPES, write_shape
+from benchmarks.bench_speculation import free_memory
+from benchmarks.figures import Figure, figure
+from benchmarks.shapes import BIG, SHAPES, TINY, write_shape
 from engine.config import (
     AdaptersConfig,
     CacheConfig,
@@ -34,7 +38,15 @@ from engine.request import Request
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams
 
+SMALL = "qwen3-0.6b"
 PROMPT, WARM = 64, 8
+MANY, LOAD_S = 50, 0.3
+RATIOS = {
+    **{"base": (0.99, None), "all adapted": (0.90, 0.96), "half adapted": (None, None)},
+    **{"lone base": (0.99, None), "lone adapted": (0.90, 0.95)},
+}
+"""What rates over those of an engine without adapters must be, and ought to."""
+Row = dict[str, Any]
 PRODUCTS = {
     "self_attn.q_proj": ("hidden", "queries"),
     "self_attn.k_proj": ("hidden", "keys"),
@@ -70,20 +82,35 @@ def write_random_adapter(folder: Path, config: dict[str, Any], rank: int) -> Non
     (folder / "adapter_config.json").write_text(json.dumps(fields))
 
 
-def engine_of(
-    folder: Path, adapter: Path, max_rows: int, num_adapters: int, rank: int, *, all_modules: bool
-) -> Engine:
-    """An engine with an adapter under many names, all in slots at once."""
-    names = tuple((f"a{index}", str(adapter)) for index in range(num_adapters))
-    targets = None if all_modules else tuple(PRODUCTS)
+class Sizes(NamedTuple):
+    """What is measured.
+
+    Attributes:
+        rows: of a step. adapters: that its rows take in turn, of one rank. steps: that are timed.
+        all_modules: slots have room for embeddings and head too, which the adapter leaves alone.
+    """
+
+    rows: int = 256
+    adapters: int = 8
+    rank: int = 16
+    steps: int = 60
+    all_modules: bool = False
+
+
+def engine_of(folder: Path, adapter: Path, sizes: Sizes) -> Engine:
+    """An engine with an adapter under many names, all in slots at once, or without any."""
+    names = tuple((f"a{index}", str(adapter)) for index in range(sizes.adapters))
+    targets = None if sizes.all_modules else tuple(PRODUCTS)
+    adapters = AdaptersConfig(
+        max_loras=sizes.adapters, max_rank=sizes.rank, modules=names, target_modules=targets
+    )
     return build_engine(
         EngineConfig(
             model=ModelConfig(model=str(folder), load_format="dummy", max_model_len=1024),
-            cache=CacheConfig(num_blocks=max_rows * 16 + 2),
-            scheduler=SchedulerConfig(max_rows=max_rows),
-            adapters=AdaptersConfig(
-                max_loras=num_adapters, max_rank=rank, modules=names, target_modules=targets
-            ),
+            cache=CacheConfig(num_blocks=sizes.rows * 16 + 2),
+            scheduler=SchedulerConfig(max_rows=sizes.rows),
+            adapters=adapters if names else None,
+            wait_for_kernels=True,
         )
     )
 
@@ -135,57 +162,76 @@ def first_token_s(engine: Engine, adapter: Path) -> float:
     return time.perf_counter() - started
 
 
-def measure(engine: Engine, adapter: Path, rows: int, num_adapters: int, steps: int) -> list[Any]:
-    """All figures of an engine, printed as they come."""
-    taken = [f"a{index % num_adapters}" for index in range(rows)]
-    cases = {
-        "base": [""] * rows,
-        "all adapted": taken,
-        "half adapted": [name if i % 2 else "" for i, name in enumerate(taken)],
-        "lone base": [""],
-        "lone adapted": ["a0"],
-    }
+def measure(folder: Path, adapter: Path, sizes: Sizes) -> Iterator[Row]:
+    """A row a case of an engine without adapters and of one with them, and that of a load."""
+    taken = [f"a{index % sizes.adapters}" for index in range(sizes.rows)]
+    half = [name if i % 2 else "" for i, name in enumerate(taken)]
+    none = [""] * sizes.rows
+    without = {"alone": none, "lone alone": [""]}
+    cases = {"base": none, "all adapted": taken, "half adapted": half}
+    cases |= {"lone base": [""], "lone adapted": ["a0"]}
     times: dict[str, float] = {}
-    figures: list[Any] = []
-    for name, adapters in cases.items():
-        times[name] = min(step_ms(engine, adapters, steps) for _ in range(2))
-        base = times["lone base" if name.startswith("lone") else "base"]
-        figures.append({"name": name, "ms": times[name], "ratio": base / times[name]})
-        print(f"{name:14} {times[name]:7.3f} ms a step   {base / times[name]:.3f}", flush=True)
-    seconds = min(first_token_s(engine, adapter) for _ in range(3))
-    print(f"a load to the first token: {seconds:.3f} s", flush=True)
-    return [*figures, {"name": "load", "s": seconds}]
+    for asked, engine_sizes in ((without, sizes._replace(adapters=0)), (cases, sizes)):
+        engine = engine_of(folder, adapter, engine_sizes)
+        for name, adapters in asked.items():
+            times[name] = min(step_ms(engine, adapters, sizes.steps) for _ in range(2))
+            alone = times["lone alone" if name.startswith("lone") else "alone"]
+            yield {"name": name, "ms": times[name], "ratio": round(alone / times[name], 4)}
+        if engine.adapters is not None:
+            yield {"name": "load", "s": min(first_token_s(engine, adapter) for _ in range(3))}
+        del engine
+        free_memory()
+
+
+def measurements(shape: str, sizes: Sizes) -> Iterator[Row]:
+    """The rows of a shape, printed as they come."""
+    with tempfile.TemporaryDirectory() as made:
+        folder, adapter = Path(made) / "model", Path(made) / "adapter"
+        write_shape(shape, folder)
+        write_random_adapter(adapter, json.loads((folder / "config.json").read_text()), sizes.rank)
+        for row in measure(folder, adapter, sizes):
+            print(shape, row, flush=True)
+            yield row
+
+
+def figures(shape: str) -> Iterator[Figure]:
+    """The figures of a shape with 8 adapters of rank 16, and of the small one with 100."""
+    sizes = [Sizes(rows=4, adapters=2, rank=4, steps=4)] if shape == TINY else [Sizes()]
+    if shape == SMALL:
+        sizes.append(Sizes(adapters=100))
+    for each in sizes:
+        for row in measurements(shape, each):
+            words = f"python -m benchmarks.bench_lora --shape {shape} --adapters {each.adapters}"
+            made_by = {"command": words, "check": "tests/engine/adapters compare with PEFT"}
+            if (made := _figure_of(shape, each.adapters, row)) is not None:
+                yield made | made_by
+
+
+def _figure_of(shape: str, num_adapters: int, row: Row) -> Figure | None:
+    name, many = row["name"], num_adapters > MANY
+    if name == "load":
+        most = LOAD_S if shape == BIG else None
+        what = f"{shape}, an adapter's load to its first token"
+        return None if many else figure(what, round(row["s"], 3), "s", "<=", most, None)
+    if name not in RATIOS or (many and name != "all adapted"):
+        return None
+    must, aim = (0.80, None) if many else RATIOS[name]
+    what = f"{shape}, {num_adapters} adapters, {name}: rate over none"
+    return figure(what, row["ratio"], "ratio", ">=", must, 1.0, aim)
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
-    parser.add_argument("--rows", type=int, default=256)
-    parser.add_argument("--adapters", type=int, default=8)
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument(
-        "--all-modules",
-        action="store_true",
-        help="slots have room for embeddings and head too, which the adapter leaves alone",
-    )
-    asked = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as made:
-        folder, adapter = Path(made) / "model", Path(made) / "adapter"
-        write_shape(asked.shape, folder)
-        config = json.loads((folder / "config.json").read_text())
-        write_random_adapter(adapter, config, asked.rank)
-        engine = engine_of(
-            folder,
-            adapter,
-            asked.rows,
-            asked.adapters,
-            asked.rank,
-            all_modules=asked.all_modules,
-        )
-        figures = measure(engine, adapter, asked.rows, asked.adapters, asked.steps)
+    parser.add_argument("--shape", choices=[*SHAPES, TINY], default=SMALL)
+    for name, value in Sizes._field_defaults.items():
+        if name != "all_modules":
+            parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--all-modules", action="store_true", help="slots have room for all")
+    asked = vars(parser.parse_args(arguments))
+    rows = list(measurements(asked.pop("shape"), Sizes(**asked)))
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    print(json.dumps({"device": device, **vars(asked), "figures": figures}))
+    print(json.dumps({"device": device, **asked, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def measurements(shape: str) -> dict[str, dict[str, Row]]:
             engine, timed, loading = make_engine(model, "fp8" if name == "fp8 cache" else "auto")
             rows[name] = {"load": loading, "prefill": prefill(engine, timed, shape)}
             for workload in () if name == "fp8 cache" else WORKLOADS:
-                rows[name][workload] = measure(engine, timed, workload, 2)
+                rows[name][workload] = measure(engine, timed, workload, 2, shape)
             for what, row in rows[name].items():
                 print(name, what, row, flush=True)
             del engine, timed

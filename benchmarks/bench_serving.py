@@ -29,6 +29,7 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks.shapes import LAYERS
 from demo import MODEL_FOLDER
 from server.bench.workloads import Body, make_workload
 
@@ -49,6 +50,8 @@ def serving(model: str, *flags: str, ready_timeout_s: float = 300.0) -> Iterator
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "server.cli", "serve", model, "--port", str(port)]
+    if LAYERS:  # others are made ready on the same GPU
+        flags = (*flags, "--num-gpu-blocks-override", "4096")
     server = subprocess.Popen([*command, "--wait-for-kernels", *flags], start_new_session=True)
     url = f"http://127.0.0.1:{port}"
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,29 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
         "tie_word_embeddings": False,
     },
+    "llama-1b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 5e5,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "head_dim": 64,
+        "tie_word_embeddings": True,
+    },
+    "qwen2.5-3b": {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_size": 2048,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    },
 }
 BIG = "qwen3-8b"
 EXPERTS: dict[str, dict[str, Any]] = {
@@ -73,7 +97,7 @@ TRIALS: dict[str, dict[str, Any]] = {
     TINY: {
         "hidden_size": 64,
         "intermediate_size": 128,
-        "num_hidden_layers": 2,
+        "num_hidden_layers": 6,  # EAGLE-3 heads read three of them
         "num_attention_heads": 8,
         "head_dim": 16,
         "vocab_size": 30 * 1024,
@@ -83,9 +107,20 @@ TRIALS: dict[str, dict[str, Any]] = {
 """Shapes that tell nothing: with them a benchmark is tried out on a CPU."""
 
 
+LAYERS = int(os.environ.get("BENCHMARK_LAYERS", "0"))
+"""If not 0, models have so many layers at most. Their kernels are those of whole models, and many
+benchmarks make them ready side by side; figures say nothing."""
+
+
+def few_layers(count: int) -> int:
+    """A model's number of layers, or `LAYERS` of them."""
+    return min(count, LAYERS or count)
+
+
 def shape_config(name: str) -> dict[str, Any]:
     """The config of any shape."""
-    return QWEN3 | (SHAPES | EXPERTS | TRIALS)[name]
+    config = QWEN3 | (SHAPES | EXPERTS | TRIALS)[name]
+    return config | {"num_hidden_layers": few_layers(config["num_hidden_layers"])}
 
 
 def write_shape(name: str, folder: Path) -> Path:

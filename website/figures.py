@@ -59,11 +59,12 @@ def pages() -> dict[str, str]:
             f"{f['value']:,} {f['unit']}",
             "" if f["must"] is None else f"{f['sense']} {f['must']:,}",
             "" if f["bound"] is None else f"{f['bound']:,}",
+            f.get("gpu", stored["gpu"]),
             f"`{f['command']}`",
         ]
         for f in figures
     ]
-    parts += ["## All of them", table(("figure", "value", "must", "bound", "command"), rows)]
+    parts += ["## All of them", table(("figure", "value", "must", "bound", "GPU", "command"), rows)]
     made["measured.md"] = "\n\n".join(parts) + "\n"
     return made
 

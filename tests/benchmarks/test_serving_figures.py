@@ -11,9 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import serving_figures
-from benchmarks.serving_figures import SMALL, STARTS, start_figures
+from benchmarks.serving_figures import PACKED, SMALL, STARTS, start_figures
 from benchmarks.shapes import TINY
 from server.bench.figures import Figures
 
@@ -32,6 +33,7 @@ class Commands:
         self.run: list[tuple[str, int]] = []
         self.caches: list[tuple[str, ...]] = []
         self.flags: list[tuple[str, ...]] = []
+        self.paths: list[str] = []
         monkeypatch.setattr(serving_figures, "serving", self.serving)
         monkeypatch.setattr(serving_figures, "subprocess", SimpleNamespace(run=self.command))
 
@@ -51,6 +53,7 @@ class Commands:
         self.run.append((what, len(list(folder.iterdir()))))
         self.caches.append(tuple(os.environ[name] for name in VARIABLES))
         self.flags.append(flags)
+        self.paths.append(os.environ.get("PYTHONPATH", ""))
         (folder / "kernel").touch()
 
 
@@ -61,7 +64,8 @@ def test_starts_are_timed_beside_no_build_and_with_what_their_names_say(
         monkeypatch.setenv(name, "the user's")
     commands = Commands(monkeypatch)
     names = [made["name"] for made in start_figures(TINY)]
-    assert names == [f"{TINY}, start until ready, {name}" for name in STARTS]
+    # Without a GPU there are no kernels to pack.
+    assert names == [f"{TINY}, start until ready, {name}" for name in STARTS if name != PACKED]
     assert commands.run == [("serve", 0), ("warmup", 1), ("serve", 0), ("serve", 1)]
     assert len({modules for _, modules in commands.caches}) == 1
     served = [flags for (what, _), flags in zip(commands.run, commands.flags, strict=True)]
@@ -70,11 +74,23 @@ def test_starts_are_timed_beside_no_build_and_with_what_their_names_say(
     assert [os.environ[name] for name in VARIABLES] == ["the user's"] * 2
 
 
+def test_a_start_with_a_pack_has_no_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    before = os.environ.get("PYTHONPATH")
+    commands = Commands(monkeypatch)
+    assert [made["name"] for made in start_figures(TINY)][-1].endswith(PACKED)
+    assert [what for what, _ in commands.run[-2:]] == ["warmup", "serve"]
+    assert commands.run[-1] == ("serve", 0)
+    assert commands.flags[-2][-2] == "--pack"
+    assert commands.paths[-1].split(os.pathsep)[0] == commands.flags[-2][-1]
+    assert os.environ.get("PYTHONPATH") == before
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_starts_are_timed_on_a_cpu() -> None:
     made = list(start_figures(TINY))
-    assert len(made) == len(STARTS)
+    assert len(made) == len(STARTS) - 1
     assert min(each["value"] for each in made) > 0.0
 
 
