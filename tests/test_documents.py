@@ -33,6 +33,7 @@ DOTTED = re.compile(rf"(?:{'|'.join(FOLDERS)})(?:\.\w+)+")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 OTHER_FLAGS = {
+    "--seconds",
     *("--head", "--address", "--generate"),  # of Ray
     *("--quick", "--kernels", "--pack", "--help", "--version", "--full", "--parts", "--build"),
     *("--target", "--gpus", "--ipc", "--json", "--network", "--shape", "--tasks"),

@@ -46,7 +46,7 @@ def _config(
             quantization=quantization,
             batch_invariant=True,
         ),
-        cache=CacheConfig(num_blocks=400, dtype=keys),
+        cache=CacheConfig(num_blocks=400, num_snapshots=200, dtype=keys),
         scheduler=SchedulerConfig(max_rows=12),
         **fields,
     )
