@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""The recurrence token by token: decode, verification, and decays by channel.
+"""The recurrence token by token: decode and verification.
 
 A program holds a few rows of a head's matrix through all tokens of a row, so that a state is read
 once and written once a step, however many tokens the step verifies.
