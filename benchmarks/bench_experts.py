@@ -231,7 +231,7 @@ PREFILL_TILES: list[Sides] = [
 
 
 def grouped(rows: int, sizes: list[int], tiles: list[Sides], gb_per_s: float) -> None:
-    """Tiles of the grouped products, and what stands around them."""
+    """Tiles of the grouped products, and what is around them."""
     layers = [some_weights(NUM_EXPERTS, HIDDEN, INNER) for _ in range(LAYERS)]
     x = torch.randn((rows, HIDDEN), device=DEVICE).to(DTYPE)
     routing = some_routing(rows, NUM_EXPERTS, TOP_K)

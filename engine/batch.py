@@ -136,7 +136,7 @@ class RequestRows:
     def enter(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Write tokens int32 [L, W] into rows int64 [L], from positions int64 [L] on.
 
-        Those that do not stand are written too: later steps overwrite them.
+        Those that are not kept are written too: later steps overwrite them.
         """
         places = torch.arange(token_ids.shape[1], device=self.device)
         self.token_ids[rows[:, None], positions[:, None] + places] = token_ids
@@ -187,7 +187,7 @@ class RowWriter(Protocol):
 
         Args:
             token_ids: int32 [L, W]; None where no row draws.
-            num_new: int32 [L], how many of them stand, where drafts were verified. None: all do.
+            num_new: int32 [L], how many of them are kept, where drafts were verified. None: all do.
 
         Returns:
             None where the drafter does not run after the step.

@@ -39,7 +39,7 @@ __all__ = [
 logger = logging.getLogger("tailrace")
 
 BEAT_S = 0.5
-"""Seconds between the messages that tell the engine that its frontend lives."""
+"""Seconds between the messages that show the engine that its frontend is alive."""
 
 MAX_HELD = 8
 """Requests of one turn of the event loop that go in one message at most. The engine begins with
@@ -118,7 +118,7 @@ class EngineLink(Protocol):
 
 
 class EngineClient:
-    """The socket to an engine process, whose end or silence `link` tells of."""
+    """The socket to an engine process, whose end or silence `link` reports."""
 
     def __init__(self, link: EngineLink) -> None:
         self.info = link.info

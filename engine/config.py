@@ -225,7 +225,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         num_threads: torch threads on CPU; None leaves torch's choice.
         step_timeout_s: seconds after which a step counts as hung.
         sleep_mode: weights and cache lie where their memory can be given back.
-        report_times: outputs tell when their choices were queued, started and drew.
+        report_times: outputs report when their choices were queued, started and drew.
         log_level: least level of the engine's log lines.
         log_format: what its log lines look like.
     """

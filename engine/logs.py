@@ -1,6 +1,6 @@
 """Log lines, the same for the server and the engine process: one format as text, one as JSON.
 
-What clients send may stand in a line: line breaks, escapes and all else that does not print are
+What clients send may be in a line: line breaks, escapes and all else that does not print are
 escaped, so that nobody can forge a line or steer a terminal.
 """
 
@@ -33,7 +33,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The line of a record."""
         seconds = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
-        clear = "\r\x1b[K" if self._on_terminal else ""  # a bar may stand there
+        clear = "\r\x1b[K" if self._on_terminal else ""  # a bar may be there
         head = f"{clear}{seconds}.{int(record.msecs):03d} {record.levelname} {source(record.name)}"
         line = f"{head}: {escaped(record.getMessage())}"
         if record.exc_info:

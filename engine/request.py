@@ -156,7 +156,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         priority: lower runs earlier; equal ones in order of arrival.
         emit_interval: report to the frontend every so many tokens (and at the end); 1 streams.
         prompt_logprobs: which logprobs of the prompt's own tokens are reported, once, by choice 0.
-        report_origins: the output tells each token's `Origin`.
+        report_origins: the output reports each token's `Origin`.
         cache_salt: enters the prefix hashes, so that only equal salts share blocks.
         name: by which the request can be aborted from any frontend; need not be unique.
         adapter: name of the adapter that it is drawn with; empty for the base model.

@@ -22,7 +22,7 @@ class SamplingBatch:
     positions: Tensor  # int64 [n] on the device, absolute position of the token to draw
     rows_np: npt.NDArray[np.int32]  # [n], the same as `rows`
     needs: SamplingNeeds
-    # int32 [n] on the device, how many drafts stand in the history right before the token to
+    # int32 [n] on the device, how many drafts are accepted in the history right before the token to
     # draw, not counted by the penalties yet; None where no row has drafts.
     depths: Tensor | None = None
     # int32 [n] on the device, slot in `SamplingRows.grammar_masks`, -1 where every id is allowed;
@@ -97,7 +97,7 @@ class Drafts(NamedTuple):
     starts: Tensor  # int64 [R], the logit row of depth 0
     num_drafts: Tensor  # int32 [R], d, at most k
     token_ids: Tensor  # int32 [R, k]; any id outside the vocabulary (-1) is no draft
-    room: Tensor  # int32 [R], most tokens that may stand, at least 1
+    room: Tensor  # int32 [R], most tokens that may be kept, at least 1
     # float32 [slots, k or more, vocab_size], q of the draft of each depth in its sampling row's
     # slot, after temperature and hard masks; None where drafts are one-hot.
     logits: Tensor | None = None
@@ -107,7 +107,7 @@ class Verification(NamedTuple):
     """The tokens that verification leaves, on the device; penalties have counted them."""
 
     token_ids: Tensor  # int32 [R, 1 + k], 0 beyond `num_new`
-    num_new: Tensor  # int32 [R], how many stand: 1 .. 1 + k, or 0 .. k where bad
+    num_new: Tensor  # int32 [R], how many are kept: 1 .. 1 + k, or 0 .. k where bad
     num_accepted: Tensor  # int32 [R], how many of those are drafts
     bad: Tensor  # uint8 [R], as in `SamplerOutput`, of the logits of the token after those
     logprobs: LogprobsOutput | None  # of the n logit rows; undefined where no token was kept

@@ -64,7 +64,7 @@ def count_drafts(words: Tensor, history: Tensor, positions: Tensor, depths: Tens
         words: int32 [n, vocab_size], packed counts, changed in place.
         history: int32 [n, max_len], the tokens of each row.
         positions: int64 [n], of the tokens to draw.
-        depths: int32 [n], how many drafts stand before each position; ids outside the
+        depths: int32 [n], how many drafts are accepted before each position; ids outside the
             vocabulary are none.
     """
     before = torch.arange(1, int(depths.max()) + 1)

@@ -1,4 +1,4 @@
-"""A vocabulary divided among ranks by whole tiles, and what ranks tell each other to draw from it.
+"""A vocabulary divided among ranks by whole tiles, and what ranks exchange to draw from it.
 
 Each rank holds the logits of a contiguous range of ids, ascending by rank, that begins and ends at
 a tile of the noise contract (`sampling.noise`). Noise is a function of global ids, so a rank races
@@ -12,7 +12,7 @@ exchange are statistics of tiles, keys, counts and values of few ids, never rows
     top lists    8 bytes an entry; values of ids come from their owners, ranks by a sum of counts
     filters      the highest values of each rank, and sums of integers, which no order can change
 
-On CUDA ranks tell each other the statistics of tiles first, and what `sampling.sharded.stages`
+On CUDA ranks exchange the statistics of tiles first, and what `sampling.sharded.stages`
 lists. `VocabShard.whole_rows` gathers logits for kernels where 16 does not divide the vocabulary,
 and for nothing else.
 
@@ -131,7 +131,7 @@ class VocabShard:
         return self.exchange.all_gather(counts).sum(0, dtype=counts.dtype)
 
     def gather_rows(self, words: Tensor, counts: Tensor, width: int) -> RaggedRows:
-        """Every rank's rows, as far as there is something to tell of them.
+        """Every rank's rows, as far as there is something to send of them.
 
         Args:
             words: int32 [n, at most `width`], any row stride.
@@ -147,7 +147,7 @@ class VocabShard:
     def whole_rows(self, logits: Tensor) -> Tensor:
         """Rows of logits of the whole vocabulary, [n, vocab_size], from this rank's [n, width].
 
-        It tells many times more than everything else here, for kernels that are not divided.
+        It sends many times more than everything else here, for kernels that are not divided.
         """
         if self.is_whole:
             return logits

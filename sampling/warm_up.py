@@ -78,7 +78,7 @@ def _compile_scaling(
     stats = tile_pass(source, edited=False, peaked=False, reported=False)
     for edited in (False, True):
         scaled_logits(source, stats, batch.positions, edited=edited)
-    if _has_masks(like):  # rows of grammars may stand beside those that FlashInfer draws
+    if _has_masks(like):  # rows of grammars may be beside those that FlashInfer draws
         masked = source._replace(mask_slots=torch.full_like(batch.rows, -1))
         scaled_logits(masked, stats, batch.positions, edited=True)
 

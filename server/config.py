@@ -97,7 +97,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         stream_interval: tokens between two chunks of a stream.
         request_id_headers: replies carry `X-Request-Id`.
         accepts_unknown_fields: fields of a request that nobody knows have no effect; else a 400.
-        prompt_tokens_details: usage tells cached prompt tokens.
+        prompt_tokens_details: usage reports cached prompt tokens.
         force_include_usage: streams have usage in every chunk and at the end, asked or not.
         tokens_as_token_ids: logprobs name tokens "token_id:N" unless a request says otherwise.
         chat_template: the template of chats in place of the model's own; None for that.

@@ -1,7 +1,7 @@
 """Prometheus metrics: vLLM's names after a prefix, of the engine and of every request.
 
 Several fronts count in files that all of them read (`prometheus_client`'s multiprocess mode), so
-whoever is asked tells of all, and what a front that died had counted stays. Numbers of the engine
+whichever is asked reports all, and what a front that died had counted stays. Numbers of the engine
 are reported once, by the front that is asked, and those of processes apart, with a label.
 """
 

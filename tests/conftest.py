@@ -35,7 +35,7 @@ def _draws_of_a_test(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def _process_of_a_test() -> Iterator[None]:
-    """What a test changes of its process is put back behind it.
+    """What a test changes of its process is put back after it.
 
     Which tests follow it there depends on how long others took, so that what it left would fail
     one of them by chance. Commands that are run in this process do leave something: `tailrace

@@ -107,14 +107,14 @@ class FakeEngine:
     Attributes:
         script: what each choice draws next: a token id, or the `Finish` it ends with.
         step_s: length of a step.
-        reports_times: outputs tell when choices were submitted, started and drew.
+        reports_times: outputs report when choices were submitted, started and drew.
         speculates: tokens have the origins of `origin_at`, else all are drawn.
         requests: everything submitted.
         aborted: (handle, choice) pairs that were aborted while unfinished.
         commands: commands that were sent. refusal: raised by all of them, if any.
         weights_reply: what commands about weights give.
         keeps_adapters: commands load and unload adapters, in `state`.
-        state: what holds the engine, as the server is told.
+        state: what holds the engine, as the server is reported.
         scored: scoring requests submitted. scoring_finish: how they end.
     """
 

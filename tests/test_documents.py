@@ -47,7 +47,7 @@ def spoken(page: Path) -> str:
 
 
 def quoted(text: str) -> list[str]:
-    """What stands between backticks, paragraph by paragraph."""
+    """What is between backticks, paragraph by paragraph."""
     return [" ".join(words.split()) for words in re.findall(r"`([^`]+)`", text)]
 
 

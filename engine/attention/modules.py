@@ -23,7 +23,7 @@ import torch
 from engine.contracts.attention import AttentionSpec
 
 BUILD_NICE = 10
-"""How far the compilers step back behind the engine's own threads."""
+"""How far the compilers step back for the engine's own threads."""
 LOAD_S = 5.0
 """Seconds in which a built module is loaded. One that takes longer is built again: a cache that was
 copied into another folder names files that are not there."""
@@ -149,5 +149,5 @@ def _load(spec: Any, load: Callable[[], Any], future: Future[None]) -> None:
 def _build(spec: Any) -> None:
     with contextlib.suppress(AttributeError, OSError):  # threads have priorities on Linux alone
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BUILD_NICE)
-    with contextlib.suppress(Exception):  # the load after it meets the error again and tells it
+    with contextlib.suppress(Exception):  # the load after it meets the error again and reports it
         spec.build(need_lock=True)

@@ -43,7 +43,7 @@ class AdapterSource(msgspec.Struct, frozen=True):
 
 
 class NamedAdapter(NamedTuple):
-    """What a name stands for, as frontends are told.
+    """What a name stands for, as frontends see it.
 
     Attributes:
         version: counts the adapters that the name has stood for, from 1.

@@ -49,16 +49,16 @@ class Extent(NamedTuple):
 
     Attributes:
         max_len: upper bound of a row's tokens.
-        standing: how many leading tokens of each row cannot be refused; None: all of them.
+        num_certain: how many leading tokens of each row cannot be refused; None: all of them.
     """
 
     max_len: int
-    standing: int | None = None
+    num_certain: int | None = None
 
 
 def entered(rows: StateRows, extent: Extent) -> torch.Tensor:
     """The tokens in each row's state after the call, int64 [R]."""
     lens = (rows.starts[1:] - rows.starts[:-1]).long()
-    if extent.standing is not None:
-        lens = lens.clamp(max=extent.standing)
+    if extent.num_certain is not None:
+        lens = lens.clamp(max=extent.num_certain)
     return rows.begins + lens

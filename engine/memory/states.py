@@ -196,7 +196,7 @@ class RowStates:
         targets: torch.Tensor,
         bounds: Sequence[int],
     ) -> StepStates:
-        """The states of R rows that no choice holds; all their tokens stand.
+        """The states of R rows that no choice holds; all their tokens are kept.
 
         Args:
             query_starts: int32 [R + 1], on the device and on the host. positions: int64 [T].
@@ -216,7 +216,7 @@ class RowStates:
             snapshot_ends=torch.full(shape, NEVER, dtype=torch.int64, device=sources.device),
             snapshot_slots=torch.zeros(shape, dtype=torch.int32, device=sources.device),
         )
-        parts = [_part(rows, query_starts_np, *pair, standing=None) for pair in pairwise(bounds)]
+        parts = [_part(rows, query_starts_np, *pair, num_certain=None) for pair in pairwise(bounds)]
         return StepStates(self.layers, parts)
 
     def parts(
@@ -231,9 +231,9 @@ class RowStates:
             rows: of the whole step. query_starts_np: its `starts` on the host.
         """
         num_rows, parts = len(query_starts_np) - 1, []
-        for first, last, standing in ((0, num_decodes, 1), (num_decodes, num_rows, None)):
+        for first, last, num_certain in ((0, num_decodes, 1), (num_decodes, num_rows, None)):
             if first < last:
-                parts.append(_part(rows, query_starts_np, first, last, standing))
+                parts.append(_part(rows, query_starts_np, first, last, num_certain))
         return StepStates(self.layers, parts)
 
 
@@ -242,14 +242,14 @@ def _part(
     query_starts_np: npt.NDArray[np.int32],
     first: int,
     last: int,
-    standing: int | None,
+    num_certain: int | None,
 ) -> StatePart:
-    """Rows first:last of a step; `standing` as of `Extent`."""
+    """Rows first:last of a step; `num_certain` as of `Extent`."""
     own = StateRows(rows.starts[first : last + 1], *(x[first:last] for x in rows[1:]))
     if first:  # kernels are compiled for fields that begin as tensors do
         own = StateRows(*(each.clone() for each in own))
     longest = int(np.diff(query_starts_np[first : last + 1]).max())
-    return StatePart(own, Extent(longest, standing))
+    return StatePart(own, Extent(longest, num_certain))
 
 
 def text_states(

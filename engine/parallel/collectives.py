@@ -1,4 +1,4 @@
-"""What ranks tell each other inside a step: gathered tensors, and their sums in rank order.
+"""What ranks exchange inside a step: gathered tensors, and their sums in rank order.
 
 A sum over ranks is taken in float32 from rank 0 on, whatever carries the parts, so that its bits
 depend neither on the size of a step nor on an algorithm chosen by size. NCCL and gloo's own

@@ -1,4 +1,4 @@
-"""Rank 0's runner: it tells every step to the other ranks, and then runs it."""
+"""Rank 0's runner: it sends every step to the other ranks, and then runs it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from engine.plan import StepMasks, StepPlan
 class OtherRanks(Protocol):
     """The ranks that rank 0 leads; `RankProcesses` are processes."""
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message to all of them, after those sent before."""
         ...
 
@@ -67,15 +67,15 @@ class LeadRunner:
         return self._runner.rows_by_path
 
     def launch(self, plan: StepPlan) -> StepHandle:
-        self._others.tell(launch_of(plan))
+        self._others.send(launch_of(plan))
         return LedStep(self._runner.launch(plan), self._masks, self._others)
 
     def launch_scoring(self, plan: ScoringPlan) -> ScoringHandle:
-        self._others.tell(Score(plan))
+        self._others.send(Score(plan))
         return LedScoring(self._runner.launch_scoring(plan), self._others)
 
     def weights(self, command: AnyWeightCommand) -> WeightReply:
-        self._others.tell(FollowWeights(command))
+        self._others.send(FollowWeights(command))
         return self._runner.weights(command)
 
     def read_routes(self, slots: Int64Array) -> RouteArrays:
@@ -83,14 +83,14 @@ class LeadRunner:
 
     def give_back(self, parts: Sequence[MemoryPart], *, keeps_weights: bool) -> None:
         self._runner.give_back(parts, keeps_weights=keeps_weights)
-        self._others.tell(GiveBack(list(parts), keeps_weights))
+        self._others.send(GiveBack(list(parts), keeps_weights))
 
     def take_again(self, parts: Sequence[MemoryPart]) -> None:
-        self._others.tell(TakeAgain(list(parts)))
+        self._others.send(TakeAgain(list(parts)))
         self._runner.take_again(parts)
 
     def forget(self, rows: Int32Array) -> None:
-        self._others.tell(Forget(rows))
+        self._others.send(Forget(rows))
         self._runner.forget(rows)
 
 
@@ -105,11 +105,11 @@ class LeadReader:
         self._reader, self._others = reader, others
 
     def read(self, number: int, source: AdapterSource) -> Future[bytes]:
-        self._others.tell(ReadAdapter(number, source))
+        self._others.send(ReadAdapter(number, source))
         return self._reader.read(number, source)
 
     def drop(self, number: int) -> None:
-        self._others.tell(DropAdapter(number))
+        self._others.send(DropAdapter(number))
         self._reader.drop(number)
 
 
@@ -123,7 +123,7 @@ class LedStep:
         self._others = others
 
     def draw(self, masks: StepMasks) -> None:
-        self._others.tell(draw_of(masks, self._masks))
+        self._others.send(draw_of(masks, self._masks))
         self._step.draw(masks)
 
     def wait(self) -> StepResult:

@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks: the steps to launch, as bytes. No torch.
+"""What rank 0 sends the other ranks: the steps to launch, as bytes. No torch.
 
 A plan names its choices' requests only where they are admitted: the others know from then on which
 choice a row holds.
@@ -199,7 +199,7 @@ def decode(raw: bytes) -> Message:
 
 
 def launch_of(plan: StepPlan) -> Launch:
-    """The message that tells a plan."""
+    """The message of a plan."""
     return Launch(
         **{name: getattr(plan, name) for name in _PLAIN},
         admissions=[
@@ -221,7 +221,7 @@ def launch_of(plan: StepPlan) -> Launch:
 
 
 def draw_of(masks: StepMasks, buffer: Int32Array) -> DrawStep:
-    """The message that tells a step's masks, which lie first in `buffer`."""
+    """The message of a step's masks, which lie first in `buffer`."""
     return DrawStep(buffer[: masks.count], masks.slots)
 
 
@@ -232,7 +232,7 @@ class PlanReader:
         self._choices: dict[int, Choice] = {}
 
     def plan(self, launch: Launch) -> StepPlan:
-        """The plan that a message tells; messages come in order."""
+        """The plan of a message; messages come in order."""
         admissions = [self._admit(admission) for admission in launch.admissions]
         choices = [self._choices[row] for row in launch.rows.tolist()]
         return StepPlan(

@@ -143,7 +143,7 @@ class RankProcesses:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._num_begun = num_begun
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message to all of them; one that is lost is noticed elsewhere."""
         raw = encode(message)
         for process in self._processes:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 def command_of(module: str) -> tuple[str, ...]:
     """The command that runs a module of the package as a program; its arguments follow.
 
-    It is `python -m MODULE`, but imports no file of the directory the user happens to stand in.
+    It is `python -m MODULE`, but imports no file of the directory the user happens to be in.
     """
     program = (
         f"import sys; sys.path.append({str(ROOT)!r}); "

@@ -1,15 +1,16 @@
 """Chooses how many drafts pay, from measured acceptance and measured times of steps. No torch.
 
 With k drafts a row gets on average E(k) = 1 + S(1) + ... + S(k) tokens of a step, where S(j) is the
-probability that its first j drafts all stand. A step of R rows with k drafts takes c(k, R) seconds,
-measured when the server starts. The k with the most tokens a second, E(k) / c(k, R), is chosen, 0
-with E = 1 among them, so that no k is ever chosen that the measurements say is slower than none.
+probability that its first j drafts are all accepted. A step of R rows with k drafts takes c(k, R)
+seconds, measured when the server starts. The k with the most tokens a second, E(k) / c(k, R), is
+chosen, 0 with E = 1 among them, so that no k is ever chosen that the measurements say is slower
+than none.
 
 S is a product of rates: S(j) = a(1) ... a(j), where a(j) is the share of those steps in which draft
-j stood among those in which all before it did. While few drafts are made nothing is seen of the
-later rates, but they are multiplied by the first ones, which are: S falls where acceptance falls,
-and no memory of better times remains. A rate of which little was seen is taken for the one before
-it.
+j was accepted among those in which all before it did. While few drafts are made nothing is seen of
+the later rates, but they are multiplied by the first ones, which are: S falls where acceptance
+falls, and no memory of better times remains. A rate of which little was seen is taken for the one
+before it.
 
 Later rates, and with no drafts all of them, are found anew by probes: steps with all k drafts that
 verify `LEAST_VERIFIED` rows. A probe is due once what it loses is `PROBE_SHARE` of the time since
@@ -35,7 +36,7 @@ PROBE_SHARE = 0.004
 MARGIN = 0.005
 """How much better another number must be before it is taken, as a share of the time."""
 PRIOR = 4.0
-"""Rows' steps that the rate before stands for in a rate of which little was seen."""
+"""Rows' steps that the rate before counts for in a rate of which little was seen."""
 
 
 class DraftChoice:
@@ -62,13 +63,13 @@ class DraftChoice:
 
     def tokens(self) -> Float64Array:
         """The mean tokens that a row gets of a step with 0, 1, ... drafts."""
-        stands, before = np.ones(self._most + 1), 0.0
+        all_accepted, before = np.ones(self._most + 1), 0.0
         for j in range(self._most):
             weight = PRIOR if j else 0.0
             rate = self._stood[j] + weight * before
             before = rate / max(self._reached[j] + weight, 1.0)
-            stands[j + 1] = stands[j] * before
-        tokens: Float64Array = stands.cumsum()
+            all_accepted[j + 1] = all_accepted[j] * before
+        tokens: Float64Array = all_accepted.cumsum()
         return tokens
 
     def learn(self, num_rows: int, num_drafts: int, accepted: Int32Array | None) -> None:
@@ -77,7 +78,7 @@ class DraftChoice:
         Args:
             num_rows: rows that drew.
             num_drafts: that rows brought; those without drafts of their own wait for the others.
-            accepted: int32 [num_rows], drafts that stand; None without drafts.
+            accepted: int32 [num_rows], drafts that are accepted; None without drafts.
         """
         if num_drafts and accepted is not None:
             seen = slice(num_drafts)

@@ -61,7 +61,7 @@ class OutputRing:
 
         Args:
             max_new: tokens a row may draw in one step.
-            report_times: outputs tell the times of their choices.
+            report_times: outputs report the times of their choices.
         """
         self._shape = (max_rows, DEPTH - 1 + max_new)
         self._token_ids: Int32Array = np.zeros(self._shape, dtype=np.int32)

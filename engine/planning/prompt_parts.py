@@ -47,7 +47,7 @@ def _whole(choice: Choice, start: int, part: LogprobArrays) -> PromptLogprobs | 
 
 
 def _new_part(choice: Choice, start: int, first: int, part: LogprobArrays) -> PromptLogprobs | None:
-    """What a part from position `first` on tells that was not reported before a preemption."""
+    """What a part from position `first` on reports that was not reported before a preemption."""
     known = start + choice.num_prompt_reported - first
     end = first + len(part.chosen)
     if end == choice.prompt_len:

@@ -55,7 +55,7 @@ class Speculation:
                 )
 
     def verify(self, logits: torch.Tensor, batch: SamplingBatch, drafts: Drafts) -> Verification:
-        """Decide which drafts stand, and draw the token after them.
+        """Decide which drafts are accepted, and draw the token after them.
 
         Args:
             drafts: without draft logits, which are the drafter's.

@@ -75,7 +75,7 @@ class TokenStage:
         if inputs.drafting is None:
             return tokens
         assert self.speculation is not None, "only a drafter has rows to draft for"
-        assert ends is not None, "a row writer tells where rows end that are drafted for"
+        assert ends is not None, "a row writer reports where rows end that are drafted for"
         self.speculation.propose(inputs, inputs.drafting, ends, hidden)
         return tokens and tokens._replace(num_offered=ends.num_offered)
 

@@ -159,8 +159,8 @@ def _best_path(votes: _Votes, rules: SuffixRules) -> torch.Tensor:
         num_votes, winners = counts.max(1)
         winners = (counts == num_votes[:, None]).int().argmax(1)
         probability *= num_votes / voters.sum(1).clamp(min=1).float()
-        stands = (num_votes > 0) & (probability >= rules.least) & (j < limits)
-        path[stands, j] = tokens[winners][stands]
-        score += torch.where(stands, probability, 0.0)
-        voters &= stands[:, None] & (tokens == tokens[winners][:, None])
+        holds = (num_votes > 0) & (probability >= rules.least) & (j < limits)
+        path[holds, j] = tokens[winners][holds]
+        score += torch.where(holds, probability, 0.0)
+        voters &= holds[:, None] & (tokens == tokens[winners][:, None])
     return path[int((score == score.max()).nonzero().max())]

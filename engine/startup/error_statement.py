@@ -6,7 +6,7 @@ cache that stores keys and values as the server's does. Both attend in plain tor
 but what is rounded tells them apart.
 
 Of several ranks each runs its part of both models, with the sums that it serves with, and compares
-the logits of its ids: of each position ranks tell each other the log of a mass, of all positions
+the logits of its ids: of each position ranks exchange the log of a mass, of all positions
 the divergence and the gap that they found.
 """
 

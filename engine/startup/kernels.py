@@ -49,7 +49,7 @@ def begin_compiling(config: EngineConfig, device: torch.device) -> Compilation |
     """Begin to compile the sampler's kernels, mixed steps' attention, and decode steps' ends.
 
     Returns:
-        None where only the loaded model tells which they are.
+        None where only the loaded model shows which they are.
 
     Raises:
         ModelError: the model cannot be served.

@@ -54,7 +54,7 @@ EXIT_FAILED = 4
 
 
 class Follower:
-    """Runs the steps that rank 0 tells of: each is launched while the one before may still run."""
+    """Runs the steps that rank 0 sends: each is launched while the one before may still run."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -63,7 +63,7 @@ class Follower:
         self._running: LaunchedStep | LaunchedScoring | None = None
 
     def follow(self, message: Order) -> None:
-        """Launch the step of a message, or the part of one that it tells of.
+        """Launch the step of a message, or the part of one that it has.
 
         Raises:
             Exception: what launching it, or a step before, raised.

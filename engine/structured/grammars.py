@@ -144,7 +144,7 @@ class Grammars:
     def enter(
         self, table: RowTable, plan: StepPlan, result: StepResult, settled: Settled
     ) -> Failures:
-        """Enter a step that was read back: the tokens that stand, and the next step's drafts.
+        """Enter a step that was read back: the tokens that are kept, and the next step's drafts.
 
         Choices that end with it have no masks any more.
         """
@@ -198,7 +198,7 @@ class Grammars:
         """Begin to fill the masks of a launched step, whose earlier steps have all been entered.
 
         Logit rows of choices that ended meanwhile, whose grammar has not begun or failed, or that
-        stand after a draft which the grammar refuses have none, within their budgets of thoughts.
+        come after a draft which the grammar refuses have none, within their budgets of thoughts.
 
         Returns:
             What `filled` waits for; nothing may be entered in between.

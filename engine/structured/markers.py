@@ -6,7 +6,7 @@ from __future__ import annotations
 class Marker:
     """Token ids that are looked for one token at a time.
 
-    A place in the search is the number of the marker's first ids that stand right before the next
+    A place in the search is the number of the marker's first ids that come right before the next
     token, 0 to `len(ids)`.
     """
 

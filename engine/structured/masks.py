@@ -39,7 +39,7 @@ class _Layout(NamedTuple):
 
     @classmethod
     def of(cls, wanted: Sequence[tuple[LLMatcher, list[int]]]) -> _Layout:
-        """The layout in which each matcher's masks stand one after another."""
+        """The layout in which each matcher's masks come one after another."""
         if not any(drafts for _, drafts in wanted):
             return cls([(matcher, i) for i, (matcher, _) in enumerate(wanted)], [], [])
         layout, slot = cls([], [], []), 0

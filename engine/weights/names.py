@@ -133,8 +133,8 @@ class NameMap:
                 if f".{part}." not in name or weight is None or not info.shape:
                     continue
                 count, whole = info.shape[0], weight.shape[0]
-                behind = (len(parts) - 1 - index) * count
-                start = 0 if index == 0 else whole - behind - count
+                after = (len(parts) - 1 - index) * count
+                start = 0 if index == 0 else whole - after - count
                 yield WeightPiece(weight, rows=slice(start, start + count))
 
     def _experts(self, name: str, info: TensorInfo) -> Iterator[WeightPiece]:

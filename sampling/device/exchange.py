@@ -2,10 +2,10 @@
 """Exchanges between GPUs in Triton: gathered values of all ranks, or their sum in rank order.
 
 Every rank has a mailbox that all ranks can write to (memory mapped among them). A program owns a
-chunk of what is exchanged: it writes its chunk into its place in every other rank's mailbox, tells
-each that it has done so, waits until all have, and reads the chunks in its own mailbox:
-to copy them out side by side, or to add them up in float32 from rank 0 on. One write over the link
-and one read of local memory, whatever the size, so a sum has the same bits at any size.
+chunk of what is exchanged: it writes its chunk into its place in every other rank's mailbox,
+notifies each that it has done so, waits until all have, and reads the chunks in its own mailbox: to
+copy them out side by side, or to add them up in float32 from rank 0 on. One write over the link and
+one read of local memory, whatever the size, so a sum has the same bits at any size.
 
 Few elements are packed, each with its letter's number in 8 bytes that arrive together, so that
 nothing has to be announced and waited for apart: less time, and more bytes.
@@ -77,7 +77,7 @@ def place_of(number, sender, steps, step, num_ranks: tl.constexpr, width: tl.con
 
 
 @jit
-def tell(mailboxes, number, rank: tl.constexpr, num_ranks: tl.constexpr):
+def notify(mailboxes, number, rank: tl.constexpr, num_ranks: tl.constexpr):
     """Tell all others that the letter of this number is in their mailboxes."""
     tl.debug_barrier()  # all of the program's threads have written
     at = tl.program_id(0) * num_ranks + rank
@@ -132,7 +132,7 @@ def _exchange_kernel(
                     if other != rank:
                         place = place_of(number, rank, steps, step, num_ranks, width)
                         tl.store(mailboxes.letters[other] + place + lanes, own, mask=at < count)
-            tell(mailboxes, number, rank, num_ranks)
+            notify(mailboxes, number, rank, num_ranks)
         if receives:
             wait_for_others(mailboxes, number, rank, num_ranks)
             for step in range(0, steps * block, block):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class RankExchange(Protocol):
-    """How the ranks of one engine tell each other tensors.
+    """How the ranks of one engine exchange tensors.
 
     Attributes:
         rank: this one's number, from 0.
@@ -27,7 +27,7 @@ class RankExchange(Protocol):
 
 
 class RaggedRows(NamedTuple):
-    """Rows of every rank, of each as many words as that rank had to tell."""
+    """Rows of every rank, of each as many words as that rank had to send."""
 
     words: Tensor  # int32 [size, n, width], defined as far as counts say
     counts: Tensor  # int32 [size, n], how many were to be sent; negative where nothing was
@@ -35,7 +35,7 @@ class RaggedRows(NamedTuple):
 
 @runtime_checkable
 class RaggedExchange(Protocol):
-    """An exchange that tells no more of each row than it must."""
+    """An exchange that sends no more of each row than it must."""
 
     def gather_rows(self, words: Tensor, counts: Tensor, width: int) -> RaggedRows:
         """Every rank's rows; arguments as for `VocabShard.gather_rows`."""

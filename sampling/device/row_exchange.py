@@ -15,8 +15,8 @@ from sampling.device.exchange import (
     LETTER_BYTES,
     NUM_PROGRAMS,
     Mailboxes,
+    notify,
     place_of,
-    tell,
     wait_for_others,
 )
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
@@ -24,7 +24,7 @@ from sampling.device.ranks import RaggedRows
 from sampling.device.triton_support import constexpr, jit, tl
 
 HEAD = 16
-"""Words in front of a letter's own; the first says how many there are to tell in all."""
+"""Words in front of a letter's own; the first says how many there are to send in all."""
 LETTER_WORDS = LETTER_BYTES // 4 - HEAD
 BLOCK = 2048
 """Words that a program handles at once."""
@@ -69,7 +69,7 @@ def _rows_kernel(
                             letter = mailboxes.letters[other] + place
                             tl.store(letter, count)
                             _copy(own + start, letter + _HEAD, count - start)
-                    tell(mailboxes, number, rank, num_ranks)
+                    notify(mailboxes, number, rank, num_ranks)
                 if receives:
                     wait_for_others(mailboxes, number, rank, num_ranks)
                     for sender in tl.static_range(num_ranks):

@@ -189,7 +189,7 @@ def scan(
     """Measure the bracketed rows and note the values inside; other rows are left undefined.
 
     The tiles of a row note their values in no certain order among the tiles; each tile's own
-    values stand together and always in the same order.
+    values are together and always in the same order.
 
     Args:
         source, stats, scratch: as `shortlist` took and gave them.

@@ -8,7 +8,7 @@ once at most and most are not read at all.
 
 Values of processed rows are computed on the way, as the race does. A filter cuts a suffix of the
 order, so it changes neither the chosen token's rank nor which tokens come first: it only turns
-values into -inf. Which ids stand beside values of -inf is not defined.
+values into -inf. Which ids are beside values of -inf is not defined.
 """
 
 from __future__ import annotations

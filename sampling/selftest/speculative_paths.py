@@ -168,7 +168,7 @@ def _at_depth(
     allowed: Sequence[int] | None = None,
     exchange: RankExchange = LONE,
 ) -> Verification:
-    """Verify the drafts `x` at `DRAFT_DEPTH`, after drafts that always stand.
+    """Verify the drafts `x` at `DRAFT_DEPTH`, after drafts that are always accepted.
 
     Args:
         logits: float32 [vocab_size], the target's.

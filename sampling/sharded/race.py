@@ -35,7 +35,7 @@ from sampling.race import Cut
 from sampling.rows import SamplingRows
 
 CANDIDATE_WORDS = 8
-"""Of 4 bytes each: what a rank tells of a row."""
+"""Of 4 bytes each: what a rank sends of a row."""
 
 _UNUSABLE, _NOTHING_ALLOWED = constexpr(UNUSABLE_LOGITS), constexpr(NOTHING_ALLOWED)
 _TILE_STREAM = constexpr(stream(Purpose.TARGET, LEVEL_TILE))

@@ -61,7 +61,7 @@ def _merge_scans_kernel(
 
 @jit(do_not_specialize=["num_rows"])
 def _count_kernel(num_noted, counts, num_rows, head):
-    """How many words a rank tells of a row: its tiles' and its notes; -1 where it is decided."""
+    """How many words a rank sends of a row: its tiles' and its notes; -1 where it is decided."""
     i = tl.program_id(0) * _ROWS + tl.arange(0, _ROWS)
     noted = tl.load(num_noted + i, mask=i < num_rows, other=-1)
     tl.store(counts + i, tl.where(noted < 0, -1, noted + head), mask=i < num_rows)

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""The filters' stages among ranks: each reads its own tiles, and tells what all need to go on.
+"""The filters' stages among ranks: each reads its own tiles, and sends what all need to go on.
 
 All ranks know the statistics of all tiles (`sharded.tiles`), so they choose blocks, brackets
 and cuts alike, by the kernels of one rank and to the same bit. What a stage reads of logits is
-told:
+exchanged:
 
     shortlist   the candidates of a rank's blocks, 8 bytes each
     bracket     its part of the sample, 4 bytes each of 4,096
@@ -11,7 +11,7 @@ told:
                 (`sharded.scan`)
     bisection   the logits themselves, of rows that no turn could cut
 
-Rows that are decided tell nothing more: on the device it is known which these are.
+Rows that are decided send nothing more: on the device it is known which these are.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def _chain_kernel(source, work, chains):
             at = r * work.k + depth
             log_mass = work.scalars + at * 4 + 1
             tl.store(log_mass, tl.load(log_mass) - log_ratio)
-            behind = tl.minimum(log_ratio + tl.load(work.ratios + at), 0.0)
-            log_ratio = tl.where(log_ratio > NEVER, behind, NEVER)  # never back from 0
+            after = tl.minimum(log_ratio + tl.load(work.ratios + at), 0.0)
+            log_ratio = tl.where(log_ratio > NEVER, after, NEVER)  # never back from 0
             u = acceptance_uniform(source, start + depth, length)
             tl.store(chains.log_ratios + at, log_ratio)
             tl.store(chains.uniforms + at, u)

@@ -62,8 +62,8 @@ def draw_drafts(
         columns: int32 [vocab_size], for a reduced draft vocabulary: the column of `logits` that
             holds each token's logit, -1 for tokens it lacks, which are never drafted. Without a
             shard only.
-        shard: the ids of `logits`, those of `rows`: ranks race, each in its own ids, and tell 16 to
-            32 bytes a row. None: each has all logits, the same ones, and none tells anything.
+        shard: the ids of `logits`, those of `rows`: ranks race, each in its own ids, and send 16 to
+            32 bytes a row. None: each has all logits, the same ones, and none sends anything.
 
     Returns:
         int32 [n], always in [0, vocab_size).

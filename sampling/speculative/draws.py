@@ -147,7 +147,7 @@ def draw_draft(
 ) -> Tensor:
     """Draw one draft a row from softmax(logits), int64 [n], in range.
 
-    Of several ranks each tells 20 bytes a row.
+    Of several ranks each sends 20 bytes a row.
 
     Args:
         logits: float32 [n, width], after temperature and masks.

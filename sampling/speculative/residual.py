@@ -50,7 +50,7 @@ _RESIDUAL_TOKEN = constexpr(stream(Purpose.RESIDUAL, LEVEL_TOKEN))
 
 @jit
 def _last_verdict(work, r, lanes: tl.constexpr):
-    """The number of drafts that stand, and the verdict at the depth after them."""
+    """The number of drafts that are accepted, and the verdict at the depth after them."""
     lane = tl.arange(0, lanes)
     at = work.verdicts + r * (work.k + 1) + lane
     verdicts = tl.load(at, mask=lane <= work.k, other=STOP)
@@ -170,7 +170,7 @@ def _last_token_kernel(
 
 @jit
 def _store_tokens(verified, work, r, start, depth, verdict, token, lanes: tl.constexpr):
-    """Store the drafts that stand, `depth` of them, and the token after them if there is one."""
+    """Store the accepted drafts, `depth` of them, and the token after them if there is one."""
     num_new = depth + ((verdict == DRAW) | (verdict == RECOVER)).to(tl.int32)
     tl.store(verified.num_new + r, num_new)
     tl.store(verified.num_accepted + r, depth)
@@ -262,7 +262,7 @@ def draw_last_tokens(
     edited: bool,
     block_masses: Tensor | None = None,
 ) -> VerifiedTokens:
-    """Draw one token after the drafts that stand in each row.
+    """Draw one token after the accepted drafts in each row.
 
     Args:
         source, stats, cuts, edited: as for `verdict.decide`.

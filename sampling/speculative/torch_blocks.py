@@ -19,7 +19,7 @@ from sampling.speculative.draws import Distribution, draft_distribution
 
 
 class Blocks(NamedTuple):
-    """The drafts that stand in each of R rows; those of greedy rows are not decided here."""
+    """The drafts that are accepted in each of R rows; those of greedy rows are not decided here."""
 
     num_accepted: Tensor  # int64 [R]
     log_ratio: Tensor  # float64 [R], log r after them

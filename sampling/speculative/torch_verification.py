@@ -130,7 +130,7 @@ def _test(
 
 
 def _count(token_ids: Tensor, num_new: Tensor, batch: SamplingBatch, rows: SamplingRows) -> None:
-    """Count the tokens int32 [R, 1 + k] that stand in penalised rows."""
+    """Count the tokens int32 [R, 1 + k] that are kept in penalised rows."""
     penalized = torch.from_numpy(np.asarray(rows.flags_np[batch.rows_np] & PENALIZED != 0))
     for depth, tokens in enumerate(token_ids.unbind(1)):
         rows.counts.add(batch.rows, tokens, penalized & (depth < num_new))

@@ -1,4 +1,4 @@
-"""Verification of a step's drafts: which of them stand, and the token after them.
+"""Verification of a step's drafts: which of them are accepted, and the token after them.
 
 At each depth the target's p is what the sampler would draw from there, with every mask, bias,
 penalty and filter of the row; q is what the draft was drawn from. Depth by depth:
@@ -10,7 +10,7 @@ penalty and filter of the row; q is what the draft was drawn from. Depth by dept
                arXiv 2403.10444): of r_i = min(r_{i-1} p(x_i) / q(x_i), 1) and of what is left
                there, Z_i = sum max(r_i p - q, 0), prefix i passes when u_i < Z_i / (Z_i + 1 - r_i),
                all drafts when u_k < r_k; then draw from max(r_i p - q, 0) normalised. More drafts
-               stand than under standard; where drafts are one-hot it is standard
+               are accepted than under standard; where drafts are one-hot it is standard
     synthetic  accept at a given rate, for studies of cost; else as standard
     coupled    accept when x is the token that the plain sampler draws, else that token
 

@@ -126,8 +126,8 @@ def _y_axis(axis: Axis, up: _Mapping) -> list[str]:
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{at}" y2="{at}"/>')
         parts.append(f'<text class="side" x="{_LEFT - 6}" y="{at}" dy="4">{escape(words)}</text>')
     middle = (_TOP + HEIGHT - _BOTTOM) / 2
-    turned = f'transform="translate(12 {middle}) rotate(-90)"'
-    return [*parts, f'<text class="tick" {turned}>{escape(axis.title)}</text>']
+    rotated = f'transform="translate(12 {middle}) rotate(-90)"'
+    return [*parts, f'<text class="tick" {rotated}>{escape(axis.title)}</text>']
 
 
 def _ticks(axis: Axis, mapping: _Mapping) -> list[tuple[float, str]]:

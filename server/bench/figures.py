@@ -30,7 +30,7 @@ def figures(results: Sequence[ShareResult], num_counted: int) -> Figures:
     `num_counted` for each. Percentiles are over requests, `gap` over all gaps between chunks:
     `first_token` from sending to the first chunk, `token` the mean time of a stream's later tokens,
     `longest_gap` a stream's longest wait between two chunks; streams of one token have neither.
-    Times in seconds. `cached_share` is of input tokens, where the server tells.
+    Times in seconds. `cached_share` is of input tokens, where the server reports them.
     """
     done = [each for each in exchanges(results) if each.error is None]
     seconds = max(result.seconds for result in results)

@@ -116,11 +116,11 @@ def make_workload(
 ) -> list[Body]:
     """Bodies of a workload's requests.
 
-    stream-beside: streams, then prompts that arrive beside them, whose lengths stand. sampled: with
-    a seed each. mixed: 256 of 100-1024 in and out. poisson: arrives at a rate.
-    score, score-lp: 2000 prompts of 200, 1 out, with logprobs of two ids and without; score-prefix:
-    the same over a prefix of 1024 and 32 of their own; gscore: as many items in one request.
-    decisions: 8 states of 400 words with 50 questions each. chat is for a machine without a GPU.
+    stream-beside: streams, then prompts that arrive beside them, whose lengths are fixed. sampled:
+    with a seed each. mixed: 256 of 100-1024 in and out. poisson: arrives at a rate. score,
+    score-lp: 2000 prompts of 200, 1 out, with logprobs of two ids and without; score-prefix: the
+    same over a prefix of 1024 and 32 of their own; gscore: as many items in one request. decisions:
+    8 states of 400 words with 50 questions each. chat is for a machine without a GPU.
 
     Args:
         vocab_size: ids are drawn below it, and above the first thousand.

@@ -82,7 +82,7 @@ def serve(settings: Settings) -> int:
     """Serve until a signal or the engine's end; raises `ConfigError` before that."""
     configure_server_logging(settings)
     # Python processes that are started from here, for large bodies, import nothing from the
-    # directory the user happens to stand in.
+    # directory the user happens to be in.
     os.environ["PYTHONSAFEPATH"] = "1"
     disable_created_metrics()  # type: ignore[no-untyped-call]
     if not settings.trust_remote_code:  # such code may want torch

@@ -1,6 +1,6 @@
 """`/docs`: the API's description as a page, of which nothing comes from elsewhere.
 
-The page and the document it shows are open to all: they tell no more than the program's source.
+The page and the document it shows are open to all: they reveal no more than the program's source.
 The calls made from the page need the key, which it asks for under "Authorize".
 """
 

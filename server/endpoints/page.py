@@ -1,7 +1,7 @@
 """The page at `/`: static files, open to all, that call the API of the server they came from.
 
-The files tell no more than the program's source. What the page asks of the API needs the key, which
-it keeps in its tab.
+The files reveal no more than the program's source. What the page asks of the API needs the key,
+which it keeps in its tab.
 """
 
 from __future__ import annotations

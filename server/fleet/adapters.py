@@ -216,7 +216,7 @@ class FleetAdapters:
                 self._found[change.name, change.stamp] = adapter
 
     def _name(self) -> None:
-        """Say what names stand for."""
+        """Say what names are for."""
         latest = {
             (each.name, each.stamp) for each in self._changes.values() if each.source is not None
         }

@@ -43,7 +43,7 @@ from server.http.failures import ReplicaLostError
 logger = logging.getLogger("tailrace")
 
 REPORT_S = 1.0
-"""Seconds between two looks at how the replicas stand."""
+"""Seconds between two looks at the state of the replicas."""
 MAX_ABSENT = 16
 """Replicas that have gone whose counters are kept apart; of others the sum is kept."""
 SILENCE_S = 10.0
@@ -65,7 +65,7 @@ class Replicas(AdapterReplicas, Protocol):
         ...
 
     async def reports(self) -> list[ReplicaReport]:
-        """Ask all replicas how they stand; those that do not answer are left out."""
+        """Ask all replicas for their state; those that do not answer are left out."""
         ...
 
 
@@ -125,7 +125,7 @@ class FleetEngine:
 
     @classmethod
     async def start(cls, replicas: Replicas, seed: int | None = None) -> FleetEngine:
-        """Wait until a replica reports, and follow how all of them stand from then on."""
+        """Wait until a replica reports, and follow the state of all of them from then on."""
         while True:
             if reports := await replicas.reports():
                 break
@@ -250,7 +250,7 @@ class FleetEngine:
     # -- replicas ---------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Ask all replicas again and again how they stand."""
+        """Ask all replicas again and again for their state."""
         while True:
             await asyncio.sleep(REPORT_S)
             try:

@@ -26,7 +26,7 @@ WATCH_S = 0.5
 
 
 class Replica:
-    """Works at requests that arrive as bytes, and tells what comes of them in bytes.
+    """Works at requests that arrive as bytes, and reports what comes of them in bytes.
 
     A replica that outlived its engine would have the shortest queue of all, and draw every request
     to itself; so it ends with it.

@@ -33,7 +33,7 @@ class Recording(Protocol):
     """Keeps what comes of a request."""
 
     async def settle(self, error: ApiError | None) -> None:
-        """Write how the request ended, before its client is told."""
+        """Write how the request ended, before its client hears of it."""
         ...
 
     def close(self) -> None:

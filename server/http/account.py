@@ -34,7 +34,7 @@ class DecisionCounts:
 
 @dataclass(frozen=True)
 class GenerationReport:
-    """What a request that generates or scores has to tell of it, for its trace.
+    """What a request that generates or scores reports of it, for its trace.
 
     Attributes:
         params, max_tokens, num_choices: what was asked for; None and 0 of scoring.
@@ -43,7 +43,7 @@ class GenerationReport:
         decisions: counts of a request that was decided; None of others.
         queued_at, started_at, drew_at: when the engine had the request, gave it a row, and had its
             first token, on the monotonic clock in seconds; 0 where it did not come to that, or
-            where the engine does not tell.
+            where the engine does not report it.
     """
 
     model: str
@@ -69,11 +69,11 @@ class RequestAccount:
     Attributes:
         request_id: the client's `X-Request-Id`, or one that was drawn.
         status: status of the reply; 0 before it began.
-        outcome: how a generation request ended, where the status does not tell.
+        outcome: how a generation request ended, where the status does not say.
         reason, code: what a client got whose request was refused or failed, in words and as
             the word for programs, if there is one.
-        usage: tells the tokens of a request that generates; None for other requests.
-        report: tells more, also of a request that scores.
+        usage: reports the tokens of a request that generates; None for other requests.
+        report: reports more, also of a request that scores.
         without_effect: names of fields of the body that had none.
         body_memory: what a large body may take, what it was parsed into, and other large parts.
         owner: digest of the API key that the request came with; empty where there are no keys.

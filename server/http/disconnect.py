@@ -14,7 +14,7 @@ class ClientGoneError(Exception):
 class CancelOnDisconnect:
     """A context whose block is cancelled, and raises `ClientGoneError`, once the client is gone.
 
-    The request's body must have been read: all that `receive` then tells is the disconnect.
+    The request's body must have been read: all that `receive` then reports is the disconnect.
     """
 
     def __init__(self, receive: Receive) -> None:

@@ -1,7 +1,7 @@
 """Connections of TLS from their first byte on, so that the pool counts those still shaking hands.
 
-A server of asyncio tells its protocols of a connection of TLS when the handshake has ended, and of
-one whose handshake failed never.
+A server of asyncio notifies its protocols of a connection of TLS when the handshake has ended, and
+of one whose handshake failed never.
 """
 
 from __future__ import annotations

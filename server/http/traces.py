@@ -55,7 +55,7 @@ _PARTS = ("queue", "prefill", "decode")
 
 
 class _Exporter(OTLPSpanExporter):
-    """Sends spans; of a collector that takes none it tells once, not at every attempt."""
+    """Sends spans; of a collector that takes none it warns once, not at every attempt."""
 
     is_failing = False
 

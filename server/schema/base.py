@@ -1,6 +1,6 @@
 """The base of every request body, and how a body that breaks its rules is answered.
 
-`decode` reads a body from bytes, `validate` from parsed JSON; both raise one `ApiError` that tells
+`decode` reads a body from bytes, `validate` from parsed JSON; both raise one `ApiError` that says
 every broken rule, or the first `MAX_ERRORS` of them.
 """
 

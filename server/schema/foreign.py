@@ -109,7 +109,7 @@ def _is_off(name: str, value: Any) -> bool:
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name may stand in a header."""
+    """Whether a name may be in a header."""
     return len(name) <= _MAX_CHARS and name.isascii() and name.isprintable() and "," not in name
 
 

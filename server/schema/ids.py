@@ -1,4 +1,4 @@
-"""Token ids as clients send them, turned into arrays once and checked against a vocabulary."""
+"""Token ids as clients send them, made into arrays once and checked against a vocabulary."""
 
 from __future__ import annotations
 

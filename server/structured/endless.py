@@ -15,7 +15,7 @@ _REF = "$ref"
 
 
 def endless_reference(schema: Node) -> Path | None:
-    """Where a reference stands that no finite value follows; None where the schema has some.
+    """Where a reference is that no finite value follows; None where the schema has some.
 
     A reference has a finite value once the schema it names has one, by way of those that are known
     to; whatever waits for it is looked at again. References that leave the schema, and those by an
@@ -39,7 +39,7 @@ def endless_reference(schema: Node) -> Path | None:
 
 
 def _endless(node: Any, open_refs: set[str], waits_for: list[str]) -> Path | None:
-    """Where in a schema a reference stands that is open, and that all of its values go through.
+    """Where in a schema a reference is that is open, and that all of its values go through.
 
     Args:
         waits_for: gets the references of which one must have a finite value first.

@@ -48,7 +48,7 @@ def _fits_nothing(node: Node, root: Node) -> bool:
 
 
 def _without_siblings(node: Node, root: Node) -> Node:
-    """Without what stands beside a reference and is said by the schema that it names."""
+    """Without what is beside a reference and is said by the schema that it names."""
     reference = node.get("$ref")
     found = target(root, reference) if isinstance(reference, str) else None
     if not isinstance(found, dict) or found is root:

@@ -61,7 +61,7 @@ def exclusive(schema: Node) -> Node:
 
 
 def overlapping(schema: Node) -> list[Path]:
-    """Where a `oneOf` stands whose members could not be kept apart, inner ones first."""
+    """Where a `oneOf` is whose members could not be kept apart, inner ones first."""
     return [
         path
         for path, node in sorted(all_schemas(schema), key=lambda place: -len(place[0]))

@@ -29,7 +29,7 @@ Try = Callable[[Node], str | None]
 """What is wrong with a schema by itself, in llguidance's words; None where nothing is."""
 
 SEARCH_S = 2.0
-"""Longest search for a place; without one the message stands alone."""
+"""Longest search for a place; without one the message is alone."""
 MAX_DROPPED = 256
 MAX_PASSES = 3
 _SHOWN_CHARS = 150
@@ -103,7 +103,7 @@ def _cause(message: str | None) -> str | None:
 
 
 def _blame(keyword: str) -> int:
-    """Where a keyword stands among those that may be to blame."""
+    """Where a keyword is among those that may be to blame."""
     return 1 + _STRUCTURE.index(keyword) if keyword in _STRUCTURE else 0
 
 
@@ -185,7 +185,7 @@ def _named(schema: Node, message: str) -> list[tuple[Path, str]]:
 def _at(schema: Node, place: Place | None, message: str) -> list[tuple[Path, str]]:
     """What to drop where a schema is refused for more than one keyword, or by way of references.
 
-    Beside a reference into itself it is what stands there, or the reference; of `oneOf` all whose
+    Beside a reference into itself it is what is there, or the reference; of `oneOf` all whose
     members cannot be kept apart, or all where keeping them apart takes too much.
     """
     if place is not None and place.keyword not in (None, *_STRUCTURE):

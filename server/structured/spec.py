@@ -27,8 +27,8 @@ class GrammarSpec(msgspec.Struct, frozen=True):
     Attributes:
         kind: what `value` is.
         value: a JSON value.
-        param: where it stands in the body.
-        whitespace: a regular expression for what may stand between JSON's tokens.
+        param: where it is in the body.
+        whitespace: a regular expression for what may be between JSON's tokens.
         lenient: keywords of JSON schemas that cannot be enforced are dropped.
         allows_calls: it is about a message's content alone, so that a model may call tools instead;
             any other grammar is about the whole text.
@@ -65,7 +65,7 @@ class Constraints(msgspec.Struct, frozen=True):
     """What masks hold the replies to a request to.
 
     Attributes:
-        ignored: where keywords of the tools' schemas stood that were dropped.
+        ignored: where keywords of the tools' schemas were that were dropped.
         after, unless_opened: see `engine.request.Grammar`.
         budget: of thoughts.
     """
@@ -81,7 +81,7 @@ NO_CONSTRAINTS = Constraints()
 
 
 class TokenTable(msgspec.Struct, frozen=True):
-    """A model's tokens, as a process that checks grammars is told of them.
+    """A model's tokens, as a process that checks grammars gets them.
 
     Attributes:
         tokens: the bytes of each id; those of a special token are its name.
@@ -99,7 +99,7 @@ class CheckedGrammar(msgspec.Struct, frozen=True):
 
     Attributes:
         source: what the engine compiles.
-        ignored: where the keywords stood that `lenient` dropped.
+        ignored: where the keywords were that `lenient` dropped.
         first: bit i % 8 of byte i // 8 says whether id i may come first.
         reduced: the JSON schema without these; None where nothing was dropped.
     """

@@ -119,7 +119,7 @@ class TagWriter:
     def _any_text(self, wanted: dict[str, Any], param: str, last: bool) -> str:
         if not last:
             raise bad_request(
-                param, f"{param}: any_text must stand last, or be the whole content of a tag"
+                param, f"{param}: any_text must be last, or be the whole content of a tag"
             )
         return self._rule(FREE_TEXT)
 
@@ -164,7 +164,7 @@ class TagWriter:
 
     def _triggered_tags(self, wanted: dict[str, Any], param: str, last: bool) -> str:
         if not last:
-            raise bad_request(param, f"{param}: triggered_tags must stand last")
+            raise bad_request(param, f"{param}: triggered_tags must be last")
         triggers, tags = _several(wanted, "triggers", param), _tags(wanted, param)
         triggered = self._rule(
             " | ".join(self._triggered(tag, where, triggers, param) for tag, where in tags)
@@ -250,7 +250,7 @@ def _several(wanted: dict[str, Any], name: str, param: str) -> list[Any]:
 
 
 def _tags(wanted: dict[str, Any], param: str) -> list[tuple[dict[str, Any], str]]:
-    """The tags of a format, each with where it stands."""
+    """The tags of a format, each with where it is."""
     found = []
     for i, tag in enumerate(_several(wanted, "tags", param)):
         where = f"{param}.tags[{i}]"

@@ -1,4 +1,4 @@
-"""JSON schemas: where schemas stand within a schema, and how llguidance is told to read one.
+"""JSON schemas: where schemas are within a schema, and the options that llguidance reads one with.
 
 What it refuses of them is found by `refusals`.
 """
@@ -13,7 +13,7 @@ from server.errors import bad_request
 from server.schema.base import field_path, is_deeper
 
 Path = tuple[str | int, ...]
-"""Where in a schema something stands: keys of objects and indices of lists."""
+"""Where in a schema something is: keys of objects and indices of lists."""
 Node = dict[str, Any]
 """A schema that is an object."""
 
@@ -34,7 +34,7 @@ def with_options(schema: Node | bool, whitespace: str, param: str) -> Node:
     """The schema as llguidance is given it: with options of ours, whatever it says of its own.
 
     Args:
-        whitespace: a regular expression for what may stand between JSON's tokens; empty for
+        whitespace: a regular expression for what may be between JSON's tokens; empty for
             nothing.
         param: what errors call the schema.
 
@@ -88,7 +88,7 @@ def all_schemas(schema: Node, path: Path = ()) -> Iterator[tuple[Path, Node]]:
 
 
 def found_at(schema: Any, path: Path) -> Any:
-    """What stands at `path`."""
+    """What is at `path`."""
     for key in path:
         schema = schema[key]
     return schema
@@ -104,5 +104,5 @@ def replaced(schema: Any, path: Path, node: Any) -> Any:
 
 
 def path_in(param: str, path: Path) -> str:
-    """Write where in a body something of a schema stands."""
+    """Write where in a body something of a schema is."""
     return field_path((param, *path))

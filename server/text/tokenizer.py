@@ -85,7 +85,7 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-        """The text of ids that stand at a text's start."""
+        """The text of ids that are at a text's start."""
         ...
 
     def spellings(self, token_ids: Sequence[int]) -> list[str]:

@@ -1,7 +1,7 @@
 """Unmodified client packages complete their first calls, and get what anyone gets.
 
 Each is installed into an environment of its own, and a program of `programs/` makes its calls: it
-is told the address, the model, a prompt and the number of tokens, and prints the texts it got as a
+is given the address, the model, a prompt and the number of tokens, and prints the texts it got as a
 JSON object. The first word of a text's name says what it must be: the server's own `completion` or
 `chat`, or what others of that word are.
 """

@@ -1,6 +1,6 @@
 """Unmodified client packages ask for decisions, rankings and vectors, and get what anyone gets.
 
-A program of `scoring/` is told the address, the model and what to ask, `ASKED` as JSON. It prints
+A program of `scoring/` is given the address, the model and what to ask, `ASKED` as JSON. It prints
 what it got by every way of asking that its package has: probabilities, documents with scores, or
 documents' vectors.
 """
@@ -104,7 +104,7 @@ def wanted(server: Server) -> dict[str, Any]:
 
 
 def check(output: str, wanted: dict[str, Any]) -> None:
-    """Compare what a program's last line tells."""
+    """Compare what a program's last line reports."""
     found = json.loads(output.splitlines()[-1])
     assert found
     for name, got in found.items():

@@ -4,7 +4,7 @@ The model is the demo model, or the folder that TOOL_LOOPS_MODEL names, such as 
 `python -m demo.train` has just made.
 
 The question wants two tools, one with the result of the other, so a loop is two replies with a call
-and one with the answer. A program of `loops/` is told the address, the model and the question; it
+and one with the answer. A program of `loops/` is given the address, the model and the question; it
 prints, for each way of asking that its package has, the answer and the calls that were made.
 """
 
@@ -67,7 +67,7 @@ def server() -> Iterator[Server]:
 
 
 def check(output: str) -> None:
-    """Compare what a program's last line tells."""
+    """Compare what a program's last line reports."""
     found = json.loads(output.splitlines()[-1])
     assert found
     for name, loop in found.items():

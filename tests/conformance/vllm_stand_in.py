@@ -54,7 +54,7 @@ REASONING = {
     "holo2": "qwen3",
 }
 CALLS_IN_THOUGHTS = {"qwen3": "qwen3_coder"}
-"""The format of calls that may stand in thoughts, by that of the thoughts."""
+"""The format of calls that may be in thoughts, by that of the thoughts."""
 
 
 class _Message(SimpleNamespace):

@@ -81,7 +81,7 @@ def test_batches_name_each_reply_s_tokens_at_the_places_before_them(tokenizer: T
     assert batch.inputs.shape[0] == 7
     assert batch.inputs.shape[1] % 32 == 0
     flat = batch.inputs.flatten()
-    # Within a reply, the input behind a place is its target; its last token is in no input.
+    # Within a reply, the input after a place is its target; its last token is in no input.
     inner = torch.nonzero(batch.places[1:] == batch.places[:-1] + 1).flatten()
     assert len(inner) > 20
     assert torch.equal(flat[batch.places[inner] + 1], batch.targets[inner])

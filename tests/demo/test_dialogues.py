@@ -43,15 +43,15 @@ def test_calls_are_of_offered_tools_and_name_their_parameters() -> None:
 def test_tools_answer_the_calls_and_answers_tell_what_they_say() -> None:
     compute = {ADD: operator.add, MULTIPLY: operator.mul}
     for dialogue in some():
-        told = {turn["tool_call_id"]: turn for turn in dialogue.turns if turn["role"] == "tool"}
+        reported = {turn["tool_call_id"]: turn for turn in dialogue.turns if turn["role"] == "tool"}
         for call in itertools.chain.from_iterable(dialogue.calls):
             name, arguments = call["function"]["name"], call["function"]["arguments"]
-            answer = told.pop(call["id"])["content"]
+            answer = reported.pop(call["id"])["content"]
             if name in compute:
                 assert abs(float(answer) - compute[name](*arguments.values())) < 1e-4
             else:
                 assert next(iter(arguments.values())) in dialogue.history[-1]["content"]
-        assert not told
+        assert not reported
         last = dialogue.turns[-1]
         assert last["role"] == "assistant"
         if dialogue.turns[:-1]:

@@ -74,15 +74,15 @@ def ports() -> set[int]:
 
 
 def test_settings_are_those_of_the_server() -> None:
-    told = set(COMPOSE["services"]["tailrace"]["environment"])
-    told |= {each["name"] for each in container()["env"]}
-    assert {name for name in told if name.startswith("TAILRACE_")} <= VARIABLES
+    reported = set(COMPOSE["services"]["tailrace"]["environment"])
+    reported |= {each["name"] for each in container()["env"]}
+    assert {name for name in reported if name.startswith("TAILRACE_")} <= VARIABLES
     flags = {word for word in container()["args"] if word.startswith("--")}
     assert flags <= {flag_of(name) for name in Settings.model_fields}
 
 
 def test_kubernetes_sets_no_variables_of_the_server() -> None:
-    """It names one after each service, such as TAILRACE_PORT, unless it is told not to."""
+    """It names one after each service, such as TAILRACE_PORT, unless it is reported not to."""
     services = [each["metadata"]["name"] for each in KUBERNETES if each["kind"] == "Service"]
     assert services == ["tailrace"], "whose variables begin like the server's own"
     assert pod()["enableServiceLinks"] is False

@@ -43,7 +43,7 @@ def distribution(
 
 
 class Target:
-    """What a request must draw: p of the next token behind each prefix of allowed ids."""
+    """What a request must draw: p of the next token after each prefix of allowed ids."""
 
     def __init__(
         self, model: PreTrainedModel, prompt: Sequence[int], params: SamplingParams, length: int
@@ -60,7 +60,7 @@ class Target:
                 self.logits |= dict(zip(prefixes, logits, strict=True))
 
     def next_token(self, prefix: Prefix) -> dict[int, float]:
-        """p of each allowed id behind a prefix."""
+        """p of each allowed id after a prefix."""
         logits = self.logits[prefix]
         masked = np.full(len(logits), -np.inf)
         masked[list(self.ids)] = logits[list(self.ids)]

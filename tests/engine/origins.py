@@ -10,9 +10,9 @@ ACCEPTED, BONUS = Origin.ACCEPTED, Origin.BONUS
 
 
 def accepted_runs(origins: Sequence[Origin], k: int) -> list[int]:
-    """How many drafts stood in each step that verified any.
+    """How many drafts were accepted in each step that verified any.
 
-    A step leaves up to k accepted drafts and a token behind them, but for the last one of a choice,
+    A step leaves up to k accepted drafts and a token after them, but for the last one of a choice,
     which may find no room for that token.
     """
     runs, accepted = [], 0
@@ -23,7 +23,7 @@ def accepted_runs(origins: Sequence[Origin], k: int) -> list[int]:
         if origin == Origin.DRAWN:
             assert not accepted, "a step without drafts accepted one"
         else:
-            assert origin != BONUS or accepted == k, "a bonus behind fewer drafts than there were"
+            assert origin != BONUS or accepted == k, "a bonus after fewer drafts than there were"
             runs.append(accepted)
         accepted = 0
     return runs + [accepted] * (accepted > 0)

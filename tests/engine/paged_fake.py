@@ -206,12 +206,12 @@ class PagedFake:
                 break
             each.tokens.append(draw(context, int(self.choice_of[row])))
             choice, is_draft = plan.choices[i], depth < len(drafts) and drafts[depth] >= 0
-            stands = is_draft and drafts[depth] == each.tokens[-1]
-            own = Origin.ACCEPTED if stands else Origin.RECOVERED
+            is_accepted = is_draft and drafts[depth] == each.tokens[-1]
+            own = Origin.ACCEPTED if is_accepted else Origin.RECOVERED
             plain = Origin.BONUS if depth else Origin.DRAWN
             key = (choice.request.handle, choice.index, first + depth)
             self.origins[key] = own if is_draft else plain
-            if not stands:
+            if not is_accepted:
                 break
             each.num_accepted += 1
         entered = [*each.tokens, 0] if each.failed else each.tokens

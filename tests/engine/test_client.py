@@ -341,7 +341,7 @@ async def test_the_progress_of_a_start_is_told(monkeypatch: pytest.MonkeyPatch) 
     news = [("loading weights", 0, 0), ("loading weights", 3, 9), ("loading weights", 1, 1)]
     lines = [Progress(*each) for each in news]
     monkeypatch.setattr(module, "COMMAND", program(*lines, Ready(INFO)))
-    told: list[tuple[str, int, int]] = []
-    client = await EngineClient.start(CONFIG, lambda *each: told.append(each))
-    assert told == news
+    reported: list[tuple[str, int, int]] = []
+    client = await EngineClient.start(CONFIG, lambda *each: reported.append(each))
+    assert reported == news
     await client.close()

@@ -1,4 +1,4 @@
-"""Faults of the device: those concerned are told, and the engine goes on or ends, saying why.
+"""Faults of the device: those concerned are reported, and the engine goes on or ends, saying why.
 
 The same tests run on a CPU with faults that are raised and on the GPU with real ones.
 """

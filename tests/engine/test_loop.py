@@ -141,7 +141,7 @@ def test_messages_are_taken_in_order_and_what_is_none_is_passed_over(
 
 
 def clock_since_the_first(loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock by which the loop knows its frontends, which has stood since it heard a request."""
+    """The clock by which the loop knows its frontends, unmoved since it heard a request."""
     clock = Clock()
     monkeypatch.setattr(loop_module, "time", clock)
     loop_setup.receive(encode(FrontendMessage(submit=[asked(1)])))
@@ -165,7 +165,7 @@ def test_a_frontend_without_news_is_sent_statistics_now_and_then(
     assert len(answer.handles) == 0
     clock.now += STATS_S - 0.1
     loop_setup.loop._send_stats()
-    assert loop_setup.answer() is None, "it was told a moment ago"
+    assert loop_setup.answer() is None, "it was reported a moment ago"
 
 
 def output(finish: Finish) -> StepOutput:
@@ -185,7 +185,7 @@ def test_an_output_has_statistics_where_a_choice_ends_or_the_last_ones_are_old(
     loop_setup: LoopSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = clock_since_the_first(loop_setup, monkeypatch)
-    told = []
+    reported = []
     for finish, passed in [
         (Finish.RUNNING, 0.0),  # the first
         (Finish.RUNNING, 0.0),
@@ -201,8 +201,8 @@ def test_an_output_has_statistics_where_a_choice_ends_or_the_last_ones_are_old(
         answer = loop_setup.answer()
         assert answer is not None
         assert answer.finish.tolist() == [finish]
-        told.append(answer.stats == STATS)
-    assert told == [True, False, False, True, False, True, False]
+        reported.append(answer.stats == STATS)
+    assert reported == [True, False, False, True, False, True, False]
 
 
 def test_statistics_behind_the_last_output_follow_once_the_ones_before_are_old(
@@ -254,7 +254,7 @@ def test_the_end_of_work_is_told_to_those_it_was_not_for(loop_setup: LoopSetup) 
     assert loop_setup.answer() is None, "work goes on"
     loop_setup.engine.has_work = False
     loop_setup.loop._send_stats({b"me"})
-    assert loop_setup.answer() is None, "it was told just now"
+    assert loop_setup.answer() is None, "it was reported just now"
     loop_setup.loop._send_stats()
     assert loop_setup.answer() is None, "nothing ended"
     loop_setup.loop._send_stats({b"another"})

@@ -1,4 +1,4 @@
-"""A step's plan: what follows from its arrays, and how its end is told."""
+"""A step's plan: what follows from its arrays, and how its end is shown."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ FUSED: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 5.0,
         "final_logit_softcapping": 3.0,
     },
-    "cohere": {**_SIZES, "logit_scale": 0.7},  # attention beside the MLP, neighbours turned
-    "glm4": {**_SIZES, "head_dim": 16},  # norms on both sides, half of each head turned
+    "cohere": {**_SIZES, "logit_scale": 0.7},  # attention beside the MLP, neighbours rotated
+    "glm4": {**_SIZES, "head_dim": 16},  # norms on both sides, half of each head rotated
     "deepseek_v2": {  # compressed keys and values, groups of experts
         **_SIZES,
         "num_key_value_heads": 4,

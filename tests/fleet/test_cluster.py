@@ -84,7 +84,7 @@ class Cluster(Fleet):
         self.serve("deploy", str(path))
 
     def status(self) -> dict[str, Any]:
-        """How the fleet stands; empty where there is none."""
+        """The state of the fleet; empty where there is none."""
         found: dict[str, Any] = yaml.safe_load(self.serve("status"))["applications"]
         return dict(found.get("tailrace", {}))
 

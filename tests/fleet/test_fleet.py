@@ -78,8 +78,8 @@ def test_the_openai_client_gets_what_one_server_gives(three: Fleet, one: Server)
         for i in range(8):
             shared: dict[str, Any] = {"model": MODEL, "seed": i, "max_tokens": 24}
             prompt = f"class Test{i}(unittest.TestCase):\n    def "
-            told = client.completions.create(prompt=prompt, n=2, logprobs=1, **shared)
-            found.append([choice.text for choice in told.choices])
+            reported = client.completions.create(prompt=prompt, n=2, logprobs=1, **shared)
+            found.append([choice.text for choice in reported.choices])
             turns: Any = [{"role": "user", "content": prompt}]
             chat = client.chat.completions.create(messages=turns, temperature=0.5, **shared)
             found.append(chat.choices[0].message.content)

@@ -288,7 +288,7 @@ SCORING = (
         ),
     ),
     Mutant(
-        "branches-of-an-item-begin-behind-another-s-stem",
+        "branches-of-an-item-begin-after-another-s-stem",
         "engine/scoring/progress.py",
         "np.where(columns < stems[:, None], begins[stem_rows, None] + columns, own)",
         "np.where(columns < stems[:, None], begins[0] + columns, own)",
@@ -360,14 +360,14 @@ RUNNER = (
         interpreted=True,
     ),
     Mutant(
-        "a-prompt-s-position-stands-still-across-chunks",
+        "a-prompt-s-position-does-not-move-across-chunks",
         "engine/runner/prompt_logprobs.py",
         "position = computed + tokens.start - start + 1",
         "position = computed + span.first + 1",
         ("tests/engine/runner/test_prompt_logprobs.py::test_values_equal_transformers",),
     ),
     Mutant(
-        "a-scored-position-stands-still-across-chunks",
+        "a-scored-position-does-not-move-across-chunks",
         "engine/runner/scoring.py",
         "id_lists[chunk], shard)",
         "id_lists[: chunk.stop - chunk.start], shard)",

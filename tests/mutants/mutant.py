@@ -11,7 +11,7 @@ class Mutant(NamedTuple):
     Attributes:
         name: what is wrong, in a few words with hyphens.
         path: the file it is put into.
-        old: text that stands there exactly once.
+        old: text that is there exactly once.
         new: text that takes its place.
         tests: pytest ids, at least one of which must fail.
         interpreted: whether the tests run in Triton's interpreter.

@@ -206,7 +206,7 @@ PLANNING = (
         (f"{SCHEDULER}::test_prefix_counters_count_a_choice_once",),
     ),
     Mutant(
-        "prompt-logprobs-begin-behind-reused-blocks",
+        "prompt-logprobs-begin-after-reused-blocks",
         "engine/planning/waiting.py",
         "reusable = min(reusable, wanted.start - 1)",
         "reusable = min(reusable, wanted.start)",
@@ -220,7 +220,7 @@ PLANNING = (
         (f"{SCHEDULER}::test_later_choices_wait_for_the_prompt_and_no_longer",),
     ),
     Mutant(
-        "a-stop-at-the-limit-is-told-as-length",
+        "a-stop-at-the-limit-is-reported-as-length",
         "engine/planning/settle.py",
         "    finish[ends] = Finish.LENGTH\n" + _STOPS,
         _STOPS + "    finish[ends] = Finish.LENGTH\n",
@@ -291,8 +291,8 @@ PLANNING = (
     Mutant(
         "later-rates-are-remembered-as-they-were",
         "engine/planning/draft_choice.py",
-        "            stands[j + 1] = stands[j] * before\n",
-        "            stands[j + 1] = before\n",
+        "            all_accepted[j + 1] = all_accepted[j] * before\n",
+        "            all_accepted[j + 1] = before\n",
         ("tests/engine/planning/test_draft_choice.py::test_tokens_are_a_product_of_rates",),
     ),
     Mutant(

@@ -47,7 +47,7 @@ def copy_project(folder: Path) -> Path:
 
 def run_tests(folder: Path, tests: Sequence[str], interpreted: bool) -> tuple[int, str]:
     """Run tests in a copy; returns pytest's exit status and the last lines it printed."""
-    # Compiled files are told stale by size and time, which a mutant need not change.
+    # Compiled files are found stale by size and time, which a mutant need not change.
     env = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(folder)}
     env |= {"TRITON_INTERPRET": "1"} if interpreted else {}
     command = (sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *tests)

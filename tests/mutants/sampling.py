@@ -35,7 +35,7 @@ SAMPLING = (
         interpreted=True,
     ),
     Mutant(
-        "ranks-behind-the-last-tie-keep-theirs",
+        "ranks-after-the-last-tie-keep-theirs",
         "sampling/filters/masses.py",
         "tl.where(is_held(source, tile), found_id, tile * TILE + TILE - 1)",
         "found_id",

@@ -216,9 +216,9 @@ SERVER = (
         ("tests/server/conversation/parsing/test_machine.py::test_text_that_flows",),
     ),
     Mutant(
-        "a-new-front-is-not-told-that-the-engine-failed",
+        "a-new-front-is-not-reported-that-the-engine-failed",
         "server/command/fronts/supervisor.py",
-        "            child.tell(self._engine_failure)\n",
+        "            child.send(self._engine_failure)\n",
         "",
         (
             "tests/server/command/fronts/test_supervisor.py::test_a_front_that_dies_is_started_again_and_its_row_is_cleared",

@@ -25,14 +25,14 @@ STRUCTURED = (
         ),
     ),
     Mutant(
-        "a-mask-stands-one-position-late",
+        "a-mask-is-one-position-late",
         "engine/structured/step_masks.py",
         "self._slots[row : row + count] = np.arange(first, first + count)",
         "self._slots[row + 1 : row + count] = np.arange(first, first + count - 1)",
         (f"{_STRUCTURED}/test_constrained.py::test_coupled_drafts_keep_to_the_grammar",),
     ),
     Mutant(
-        "masks-behind-a-refused-draft-are-what-was-left-there",
+        "masks-after-a-refused-draft-are-what-was-left-there",
         "engine/structured/masks.py",
         "counts[place] = 1 + self._num_allowed(slot, drafts)",
         "counts[place] = 1 + len(drafts)",

@@ -188,7 +188,7 @@ def compiled_only() -> Iterator[Compiler]:
     """Compile kernels in place of launching them.
 
     Raises:
-        AssertionError: behind the block, where a GPU would have refused a launch.
+        AssertionError: at the end of the block, where a GPU would have refused a launch.
     """
     with compiling_only() as compiler:
         yield compiler

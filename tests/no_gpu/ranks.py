@@ -27,9 +27,9 @@ class PretendedRanks(DeviceExchange):
 
 
 class SilentRanks:
-    """The other ranks, as rank 0's runner tells them of steps."""
+    """The other ranks, as rank 0's runner sends them steps."""
 
-    def tell(self, message: Message) -> None: ...
+    def send(self, message: Message) -> None: ...
 
     def failure(self) -> str | None:
         return None

@@ -1,9 +1,9 @@
-"""`make compile-kernels`: starts servers on a GPU that is not there, and tells of their kernels.
+"""`make compile-kernels`: starts servers on a GPU that is not there, and reports their kernels.
 
 python -m tests.no_gpu.run [START...] compiles what each start, and its first steps, launch. It
-tells how many kernels were compiled with nothing beside them, and of each the most registers, bytes
-of stack and bytes of shared memory of its variants. It ends with 1 where a GPU would have refused a
-launch or a request have waited for a compile.
+reports how many kernels were compiled with nothing beside them, and of each the most registers,
+bytes of stack and bytes of shared memory of its variants. It ends with 1 where a GPU would have
+refused a launch or a request have waited for a compile.
 """
 
 from __future__ import annotations

@@ -342,7 +342,7 @@ def write(name: str, folder: Path) -> Path:
 def start(name: str, folder: Path) -> Engine:
     """Start the engine of a model that is written, without a rehearsal.
 
-    That needs tokens that are drawn, and what it compiles late would not be told of `serve`.
+    That needs tokens that are drawn, and what it compiles late would not be reported of `serve`.
     """
     threads = mock.patch("engine.adapters.store.ThreadPoolExecutor", return_value=Inline())
     with mock.patch("engine.startup.build.rehearse"), threads:

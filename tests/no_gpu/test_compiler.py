@@ -1,4 +1,4 @@
-"""Launches that a GPU would refuse are told, by the first line that says why."""
+"""Launches that a GPU would refuse are reported, by the first line that says why."""
 
 from __future__ import annotations
 

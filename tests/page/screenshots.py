@@ -114,7 +114,7 @@ def take(browser: Any, url: str, shot: Shot, folder: Path) -> None:
 
 
 def _without_place(route: Any) -> None:
-    """Leave out of what the server says of itself where it stood when the picture was taken."""
+    """Leave out of what the server says of itself where it was when the picture was taken."""
     reply = route.fetch()
     about = reply.json() | {"root": "demo/model"}
     about["flags"] = [flag for flag in about["flags"] if not flag.startswith("--port")]

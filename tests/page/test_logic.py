@@ -67,14 +67,14 @@ def test_bounds_hold_the_exact_values(tab: Tab) -> None:
         p = distribution(rng, int(rng.choice([24, 300, 3000])))
         cases.append((p, filters_drawn(rng)))
     given = [{"top": p[:TOP].tolist(), "size": len(p), "filters": f} for p, f in cases]
-    told = call(
+    reported = call(
         tab,
         "lib/distribution.js",
         "given.map((each) => m.processedBounds(each.top, each.size, each.filters))",
         given,
     )
     narrow = 0
-    for (p, filters), bounds in zip(cases, told, strict=True):
+    for (p, filters), bounds in zip(cases, reported, strict=True):
         exact, kept = processed(p, filters)
         for i, (low, high) in enumerate(bounds["processed"]):
             assert low - ROUNDING <= exact[i] <= high + ROUNDING, (filters, i)
@@ -93,13 +93,13 @@ def test_entropy_lies_in_its_range(tab: Tab) -> None:
     tab.open()
     rng = np.random.default_rng(6)
     all_p = [distribution(rng, 3000) for _ in range(100)]
-    told = call(
+    reported = call(
         tab,
         "lib/distribution.js",
         "given.map((top) => m.entropy(top, 3000))",
         [p[:TOP].tolist() for p in all_p],
     )
-    for p, (low, high) in zip(all_p, told, strict=True):
+    for p, (low, high) in zip(all_p, reported, strict=True):
         exact = -(p[p > 0] * np.log2(p[p > 0])).sum()
         assert low - 1e-4 <= exact <= high + 1e-4  # a rest below 1e-6 is left out
 
@@ -129,8 +129,8 @@ def test_ids_and_states_come_back_from_an_address(tab: Tab) -> None:
 )
 def test_pasted_items(tab: Tab, text: str, items: list[str], kind: str) -> None:
     tab.open()
-    told = call(tab, "lib/table.js", "m.parseItems(given)", text)
-    assert told == {"items": items, "from": kind}
+    reported = call(tab, "lib/table.js", "m.parseItems(given)", text)
+    assert reported == {"items": items, "from": kind}
 
 
 def test_exported_tables_are_csv(tab: Tab) -> None:
@@ -143,7 +143,7 @@ def test_exported_tables_are_csv(tab: Tab) -> None:
 def test_metrics_are_read_as_they_are_written(tab: Tab, server: Server) -> None:
     tab.open()
     text = server.get("/metrics").text
-    told = call(
+    reported = call(
         tab,
         "lib/prom.js",
         "[...m.parse(given)].flatMap(([name, all]) =>"
@@ -152,8 +152,8 @@ def test_metrics_are_read_as_they_are_written(tab: Tab, server: Server) -> None:
     )
     families = text_string_to_metric_families(text)
     wanted = [sample for family in families for sample in family.samples]
-    assert len(told) == len(wanted) > 300
-    values = {(name, json.dumps(labels, sort_keys=True)): value for name, labels, value in told}
+    assert len(reported) == len(wanted) > 300
+    values = {(name, json.dumps(labels, sort_keys=True)): value for name, labels, value in reported}
     for sample in wanted:
         assert values[sample.name, json.dumps(sample.labels, sort_keys=True)] == sample.value
     median = call(
@@ -169,11 +169,11 @@ def test_objects_keep_their_order_where_keys_are_digits(tab: Tab) -> None:
     """A token's text may be "12", which JavaScript would move to the front of an object."""
     tab.open()
     text = json.dumps({"top": {"x": 1, "12": 2, "0": 3}, "text": 'a "5": b', "9": "\\"})
-    told = call(
+    reported = call(
         tab,
         "lib/api.js",
         "(() => { const p = m.parseJson(given);"
         " return [Object.keys(p.top).map(m.plainKey), p.text]; })()",
         text,
     )
-    assert told == [["x", "12", "0"], 'a "5": b']
+    assert reported == [["x", "12", "0"], 'a "5": b']

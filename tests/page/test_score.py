@@ -47,9 +47,9 @@ def test_the_table_shows_the_api_s_numbers(tab: Tab, server: Server) -> None:
         for k, logprob in enumerate(logprobs):
             title = cells.nth(k).get_attribute("title")
             # Items are packed into steps anew: sums in another order, so to float32's last digits.
-            told = float(title.split("logprob ")[1])
-            assert math.isclose(told, logprob, rel_tol=1e-4), title
-            assert shown(told) in title
+            reported = float(title.split("logprob ")[1])
+            assert math.isclose(reported, logprob, rel_tol=1e-4), title
+            assert shown(reported) in title
 
 
 def test_rows_are_sorted_and_taken_away(tab: Tab) -> None:

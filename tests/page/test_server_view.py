@@ -54,8 +54,8 @@ def test_a_quantized_server_states_its_error(open_tab: OpenTab) -> None:
         for name in ("scheme", "reference", "text"):
             expect(facts).to_contain_text(error[name])
         for label, name in (("mean KL", "mean_kl"), ("largest gap", "max_logprob_gap")):
-            told = facts.locator(".fact", has_text=label).locator("dd")
-            expect(told).to_have_text(f"{shown(float(f'{error[name]:.3g}'))} nats")
+            reported = facts.locator(".fact", has_text=label).locator("dd")
+            expect(reported).to_have_text(f"{shown(float(f'{error[name]:.3g}'))} nats")
 
 
 def test_what_is_not_quantized_states_no_error(tab: Tab) -> None:
@@ -82,11 +82,11 @@ def test_checks_are_drawn(tab: Tab) -> None:
     script = """async (check) => {
         const { read } = await import('/page/views/server/verify_drawing.js'); return read(check);
     }"""
-    told = tab.page.evaluate(script, {"statistic": "chi2(110) = 99.1", "threshold": "214.5"})
-    assert told == {"kind": "chi2", "freedom": 110, "value": 99.1, "limit": 214.5}
-    told = tab.page.evaluate(script, {"statistic": "37 of 32.8", "threshold": "6 to 70"})
-    assert told == {"kind": "count", "value": 37, "mean": 32.8, "low": 6, "high": 70}
-    told = tab.page.evaluate(script, {"statistic": "24 of 24 rare tokens", "threshold": "all"})
-    assert told == {"kind": "replay", "value": 24, "of": 24}
-    told = tab.page.evaluate(script, {"statistic": "2.2e-07", "threshold": "1e-04"})
-    assert told is None
+    reported = tab.page.evaluate(script, {"statistic": "chi2(110) = 99.1", "threshold": "214.5"})
+    assert reported == {"kind": "chi2", "freedom": 110, "value": 99.1, "limit": 214.5}
+    reported = tab.page.evaluate(script, {"statistic": "37 of 32.8", "threshold": "6 to 70"})
+    assert reported == {"kind": "count", "value": 37, "mean": 32.8, "low": 6, "high": 70}
+    reported = tab.page.evaluate(script, {"statistic": "24 of 24 rare tokens", "threshold": "all"})
+    assert reported == {"kind": "replay", "value": 24, "of": 24}
+    reported = tab.page.evaluate(script, {"statistic": "2.2e-07", "threshold": "1e-04"})
+    assert reported is None

@@ -60,12 +60,12 @@ def test_numbers_are_the_api_s(tab: Tab) -> None:
         assert tab.text(".readout .logprob") == shown(values[i])
         assert shown(kept[i]) in tab.page.locator(".facts [title^=log]").last.get_attribute("title")
         body, answer = json.loads(asked.value.request.post_data), asked.value.json()
-        told = answer["choices"][0]["logprob_token_ids"]["logprobs"][0]
+        reported = answer["choices"][0]["logprob_token_ids"]["logprobs"][0]
         rows = tab.page.locator(".alternatives tbody tr:not(.rest)")
         expect(tab.page.locator(".alternatives .bounds")).to_have_count(0)
         assert rows.count() == len(tops[i])
         raw = sorted(tops[i].values(), reverse=True)
-        after = dict(zip(body["logprob_token_ids"], told, strict=True))
+        after = dict(zip(body["logprob_token_ids"], reported, strict=True))
         for k in range(rows.count()):
             cells = rows.nth(k).locator("td")
             assert cells.nth(0).get_attribute("title") == f"logprob {shown(raw[k])}"

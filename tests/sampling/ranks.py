@@ -1,4 +1,4 @@
-"""Ranks of one engine played by threads of one process, which count what they tell each other.
+"""Ranks of one engine played by threads of one process, which count what they exchange.
 
 They run one at a time, changing places where they exchange: Triton's interpreter is not made for
 threads that launch kernels side by side.
@@ -21,7 +21,7 @@ from sampling.device.ranks import RaggedRows, RankExchange
 T = TypeVar("T")
 
 POISON = 2**31 - 7
-"""In the place of words that are not told."""
+"""In the place of words that are not reported."""
 TIMEOUT_S = 60.0
 """Seconds after which ranks that do not exchange alike are found out."""
 
@@ -77,11 +77,11 @@ class ThreadRank:
 
     def gather_rows(self, words: Tensor, counts: Tensor, width: int) -> RaggedRows:
         self.sent.append(4 * int(counts.clamp(min=0).sum()))
-        told = torch.full((len(words), width), POISON, dtype=torch.int32, device=words.device)
+        reported = torch.full((len(words), width), POISON, dtype=torch.int32, device=words.device)
         for row, count in enumerate(counts.tolist()):
-            told[row, : max(count, 0)] = words[row, : max(count, 0)]
-        gathered, all_counts = self._gather(told), self._gather(counts)
-        assert ((all_counts < 0) == (all_counts[0] < 0)).all(), "all ranks tell of the same rows"
+            reported[row, : max(count, 0)] = words[row, : max(count, 0)]
+        gathered, all_counts = self._gather(reported), self._gather(counts)
+        assert ((all_counts < 0) == (all_counts[0] < 0)).all(), "all ranks send of the same rows"
         return RaggedRows(gathered, all_counts)
 
     def _gather(self, values: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def on_counting_ranks(size: int, work: Callable[[RankExchange], T]) -> list[tupl
 
     with ThreadPoolExecutor(size) as pool:
         futures = [pool.submit(run, rank) for rank in range(size)]
-    for future in futures:  # what broke first, not the barrier that broke behind it
+    for future in futures:  # what broke first, not the barrier that broke after it
         error = future.exception()
         if error is not None and not isinstance(error, threading.BrokenBarrierError):
             raise error

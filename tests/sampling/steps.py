@@ -115,7 +115,7 @@ def put_masks(rows: SamplingRows, allowed: Sequence[Sequence[int] | None]) -> Te
 
 
 def bitmap(allowed: Sequence[int], vocab_size: int) -> npt.NDArray[np.int32]:
-    """A mask of allowed ids, int32 [ceil(vocab_size / 32)]; bits behind the vocabulary are set."""
+    """A mask of allowed ids, int32 [ceil(vocab_size / 32)]; bits beyond the vocabulary are set."""
     words = [0] * -(-vocab_size // 32)
     for token in [*allowed, *range(vocab_size, 32 * len(words))]:
         words[token // 32] |= 1 << token % 32

@@ -237,11 +237,11 @@ def test_verification_is_that_of_one_rank(method: Method, has_logits: bool) -> N
 def _verify(step: Step, exchange: RankExchange, method: Method, rates: Tensor | None) -> Any:
     batch, rows, drafts = step.make(torch.device("cpu"), sharded(VOCAB, exchange))
     outcome = verify(own(step.logits, rows.shard), batch, rows, drafts, method, rates)
-    if outcome.logprobs is not None:  # undefined where no token stands
-        stands = torch.zeros(len(batch.rows_np), dtype=torch.bool)
+    if outcome.logprobs is not None:  # undefined where no token is kept
+        kept = torch.zeros(len(batch.rows_np), dtype=torch.bool)
         for start, count in zip(drafts.starts.tolist(), outcome.num_new.tolist(), strict=True):
-            stands[start : start + count] = True
-        outcome = outcome._replace(logprobs=outcome.logprobs.at(stands.nonzero().flatten()))
+            kept[start : start + count] = True
+        outcome = outcome._replace(logprobs=outcome.logprobs.at(kept.nonzero().flatten()))
     return outcome, rows.counts.words
 
 
@@ -295,13 +295,13 @@ def test_listed_logprobs_are_those_of_one_rank() -> None:
 
 
 def test_no_logits_are_gathered() -> None:
-    """What a rank tells, in bytes a row; its own logits are 2,560 x 4 and more of them."""
+    """What a rank sends, in bytes a row; its own logits are 2,560 x 4 and more of them."""
 
     def sent(wish: dict[str, Any], scale: float = 2.0) -> int:
         logits = make_logits(8, VOCAB, seed=10, scale=scale)
         results = on_counting_ranks(2, lambda exchange: draw([wish] * 8, logits, exchange))
         totals = {sum(bytes_sent) for _, bytes_sent in results}
-        assert len(totals) == 1, "all ranks tell as much"
+        assert len(totals) == 1, "all ranks send as much"
         return totals.pop() // 8
 
     assert sent({"temperature": 0.0}) == sent({}) == 4 + 16

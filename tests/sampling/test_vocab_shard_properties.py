@@ -1,6 +1,6 @@
 """Whatever rows ask for and whatever their logits are, 2, 4 and 8 ranks draw what one does.
 
-Rows are made at random, from seeds that stand: parameters of every kind beside one another, over
+Rows are made at random, from fixed seeds: parameters of every kind beside one another, over
 logits with ties across the borders of ranks, without most of their ids, or with none that can be
 drawn. Ranks are threads (`tests.sampling.ranks`).
 """
@@ -95,8 +95,8 @@ def drawn(wishes: list[dict[str, Any]], logits: Tensor, exchange: RankExchange) 
         asks = [
             bool(wish.keys() & {"logprobs", "logprob_token_ids", "kept_logprob"}) for wish in wishes
         ]
-        told = (torch.tensor(asks) & (found.bad == 0)).nonzero().flatten()
-        found = found._replace(logprobs=found.logprobs.at(told))
+        reported = (torch.tensor(asks) & (found.bad == 0)).nonzero().flatten()
+        found = found._replace(logprobs=found.logprobs.at(reported))
     return found, host.rows.counts.words
 
 
@@ -134,8 +134,8 @@ def test_drafts_of_every_kind_are_verified_as_by_one_rank(seed: int, method: Met
 
 
 def sent(work: Callable[[RankExchange], Any]) -> int:
-    """The most bytes that one of two ranks tells."""
-    return max(sum(told) for _, told in on_counting_ranks(2, work))
+    """The most bytes that one of two ranks sends."""
+    return max(sum(reported) for _, reported in on_counting_ranks(2, work))
 
 
 def test_verification_tells_no_logits() -> None:

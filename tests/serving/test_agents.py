@@ -62,7 +62,7 @@ def flags(folder: Path, **speculation: Any) -> list[str]:
 
 
 def body(index: int, **fields: Any) -> dict[str, Any]:
-    """A chat; every other one must call a tool behind its thoughts."""
+    """A chat; every other one must call a tool after its thoughts."""
     content = ("def read(path):", "import sys", "class Reader:")[index % 3]
     made: dict[str, Any] = {
         "messages": [{"role": "user", "content": f"{content}  # {index}"}],

@@ -83,7 +83,7 @@ def test_metrics_are_those_of_all_fronts_whoever_is_asked(server: Server) -> Non
         for client in clients:
             for _ in range(3):
                 client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
-        # What the engine counts is told to the fronts one after another.
+        # What the engine counts is sent to the fronts one after another.
         eventually(lambda: counted(page_of(clients[0])) == counted(page_of(clients[1])))
         pages = [page_of(client) for client in clients]
     assert len(counted(pages[0])) > 20
@@ -229,7 +229,7 @@ def test_a_stopped_front_loses_its_requests_and_the_others_go_on() -> None:
                     assert list(whole)[-2] == "data: [DONE]"
             finally:
                 stopped.resume()
-            assert '"error"' in "".join(held), "its stream is told, and ends"
+            assert '"error"' in "".join(held), "its stream gets an error, and ends"
         assert clients[0].post("/v1/completions", json={"prompt": "x"}).status_code == 200
 
 

@@ -161,20 +161,20 @@ def test_origins_are_what_the_metrics_count(
     wish = {"return_token_origin": True, "return_token_ids": True, "ignore_eos": True, **fields}
     for server in (standard, coupled):
         reply = ask(server, max_tokens=41, **wish)
-        told = [choice["token_origins"] for choice in reply["choices"]]
-        assert [len(each) for each in told] == [41] * fields.get("n", 1)
-        codes = [[Origin[name.upper()] for name in each] for each in told]
+        reported = [choice["token_origins"] for choice in reply["choices"]]
+        assert [len(each) for each in reported] == [41] * fields.get("n", 1)
+        codes = [[Origin[name.upper()] for name in each] for each in reported]
         counts = np.sum([draft_counts(each, K) for each in codes], axis=0).tolist()
         metrics = reply["metrics"]
         assert counts[0] == metrics["num_drafts"]
         shares = [count / counts[0] for count in counts[1:]]
         assert shares == pytest.approx(metrics["acceptance_per_position"])
         if "seed" in fields:  # whose tokens do not depend on the load
-            parts: list[list[str]] = [[] for _ in told]
+            parts: list[list[str]] = [[] for _ in reported]
             for chunk in stream(server, max_tokens=41, **wish):
                 for choice in chunk["choices"]:
                     parts[choice["index"]] += choice["token_origins"]
-            assert parts == told
+            assert parts == reported
 
 
 def test_without_a_drafter_every_token_is_drawn(plain: Server) -> None:
@@ -214,15 +214,15 @@ def test_a_trace_tells_times_of_the_engine_and_drafts(
     deadline = time.monotonic() + 60  # they leave every five seconds
     while len(ours()) < 4 and time.monotonic() < deadline:
         time.sleep(0.1)
-    ended = time.time_ns()  # a request ends behind its reply's last byte, which is here before
+    ended = time.time_ns()  # a request ends after its reply's last byte, which is here before
     stamps = {span.name: (span.start_time_unix_nano, span.end_time_unix_nano) for span in ours()}
     assert set(stamps) == {"text_completion tailrace-demo", "queue", "prefill", "decode"}
     whole = stamps["text_completion tailrace-demo"]
     assert began <= whole[0] <= stamps["queue"][0] <= stamps["queue"][1]
     assert stamps["queue"][1] == stamps["prefill"][0] < stamps["prefill"][1]
     assert stamps["prefill"][1] == stamps["decode"][0] < stamps["decode"][1] == whole[1] <= ended
-    told = next(attributes(span) for span in ours() if span.name.startswith("text"))
-    speculation = {name: told[f"tailrace.speculation.{name}"] for name in metrics}
+    reported = next(attributes(span) for span in ours() if span.name.startswith("text"))
+    speculation = {name: reported[f"tailrace.speculation.{name}"] for name in metrics}
     assert speculation == metrics
 
 

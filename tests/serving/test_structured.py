@@ -78,7 +78,7 @@ def choices_of(server: Server, path: str, bodies: list[dict[str, Any]]) -> list[
     [FAST, pytest.param(SLOW, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])],
 )
 def test_finished_replies_are_valid(count: int, server: Server) -> None:
-    """And every refused schema is told its keyword."""
+    """And every refused schema names its keyword."""
     rng = random.Random(count)
     schemas = [random_schema(rng) for _ in range(count)]
     bodies = [
@@ -113,7 +113,7 @@ def test_finished_replies_are_valid(count: int, server: Server) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_replies_under_the_test_suite_s_schemas_are_valid(server: Server) -> None:
-    """Replies under each of its schemas; and every refused one is told its keyword.
+    """Replies under each of its schemas; and every refusal names its keyword.
 
     Numbers are read exactly: in floats 1.2142 would be no multiple of 0.0001.
     """
@@ -193,7 +193,7 @@ def test_processed_and_kept_are_the_untruncated_logprob(
 
 
 def _at_temperature(server: Server, token_ids: list[int], temperature: float) -> np.ndarray:
-    """The logprobs of ids behind the prompt at a temperature, read as a prompt."""
+    """The logprobs of ids after the prompt at a temperature, read as a prompt."""
     prompt = httpx.post(f"{server.url}/tokenize", json={"prompt": "def main():\n"}).json()["tokens"]
     body = {
         "prompt": [*prompt, *token_ids],

@@ -116,8 +116,8 @@ async def test_every_metric_of_a_server_is_there() -> None:
 
 def test_every_chart_has_its_figures() -> None:
     names = [figure["name"] for figure in json.loads(figures.STORED.read_text())["figures"]]
-    told = PAGES["measured.md"].replace("\\|", "|")
-    assert [name for name in names if f"\n| {name} |" not in told] == []
+    reported = PAGES["measured.md"].replace("\\|", "|")
+    assert [name for name in names if f"\n| {name} |" not in reported] == []
     for chart in figures.CHARTS:
         matching = [name for name in names if re.fullmatch(chart.pattern, name)]
         assert len(matching) > 1, chart.title

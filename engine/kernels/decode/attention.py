@@ -24,8 +24,8 @@ from engine.kernels.decode.product import (
     load_newest,
     load_queries,
     load_value,
+    rotated,
     see_newest,
-    turned,
 )
 from engine.kernels.decode.softmax import DecodeTile, add_sinks, attend, load_ahead
 from engine.kernels.decode.split_keys import DecodeScratch, Shared, gather_shares, share_of
@@ -128,14 +128,14 @@ def _decode_kernel(
         heads = load_queries(product, row, head, shape)
         key = load_key(product, row, head, share, shape)
         value = load_value(product, row, head, share, shape)
-        made = turned(product, newest.queries, heads, shape)
+        made = rotated(product, newest.queries, heads, shape)
     tile = _load_tile(q, made, row, head, seq_len, paged.scales, shape)
     top = tl.full((shape.padded_queries,), float("-inf"), tl.float32)
     total = tl.full((shape.padded_queries,), 0.0, tl.float32)
     acc = tl.full((shape.padded_queries, shape.padded_dim), 0.0, tl.float32)
     if positions is not None:  # noqa: SIM102  # what is left out is not compiled
         if share == 0:
-            own = turned(product, newest.key, key, shape)
+            own = rotated(product, newest.key, key, shape)
             top, total, acc = see_newest(own, value, newest.slot, paged, tile, head, rules, shape)
     top, total, acc = attend(
         top, total, acc, tile, paged, table, head, start, end, seq_len, rules, ahead, shape

@@ -33,7 +33,7 @@ class Product(NamedTuple):
 
 
 class _Turn(NamedTuple):
-    """What heads are turned with; values within the kernel."""
+    """What heads are rotated with; values within the kernel."""
 
     cos: Any  # [1, D]
     sin: Any  # [1, D], negative in the lower half
@@ -42,7 +42,7 @@ class _Turn(NamedTuple):
 
 
 class _Newest(NamedTuple):
-    """How the newest token's heads are turned, and its slot; values within the kernel."""
+    """How the newest token's heads are rotated, and its slot; values within the kernel."""
 
     queries: Any
     key: Any
@@ -58,7 +58,7 @@ class _Heads(NamedTuple):
 
 @jit
 def load_newest(product, positions, slots, row, head, shape: tl.constexpr):
-    """Load what a row's queries and key are turned with and where the key goes.
+    """Load what a row's queries and key are rotated with and where the key goes.
 
     No kernel in flight writes any of it.
     """
@@ -87,7 +87,7 @@ def _key_head(head, shape: tl.constexpr):
 
 @jit
 def _load_turn(product, position, heads, mask, shape: tl.constexpr):
-    """Load what heads [M] at a position are turned with."""
+    """Load what heads [M] at a position are rotated with."""
     d = tl.arange(0, shape.padded_dim)[None, :]
     half: tl.constexpr = shape.head_dim // 2
     angles = product.table + position * shape.head_dim + d % half
@@ -149,16 +149,20 @@ def _first(row, heads, shape: tl.constexpr):
 
 
 @jit
-def turned(product, turn, heads, shape: tl.constexpr):
+def rotated(product, rotation, heads, shape: tl.constexpr):
     """Normalize and rotate heads: [M, D]."""
     x, y = heads.lanes, heads.partners.to(tl.float32)
     dtype = x.dtype
     x = x.to(tl.float32)
     if product.norm is not None:
         scale = tl.rsqrt(tl.sum(x * x, 1) / shape.head_dim + product.eps)[:, None]
-        x = ((x * scale).to(dtype).to(tl.float32) * turn.weight).to(dtype).to(tl.float32)
-        y = ((y * scale).to(dtype).to(tl.float32) * turn.partner_weight).to(dtype).to(tl.float32)
-    return (x * turn.cos + y * turn.sin).to(dtype)
+        x = ((x * scale).to(dtype).to(tl.float32) * rotation.weight).to(dtype).to(tl.float32)
+        y = (
+            ((y * scale).to(dtype).to(tl.float32) * rotation.partner_weight)
+            .to(dtype)
+            .to(tl.float32)
+        )
+    return (x * rotation.cos + y * rotation.sin).to(dtype)
 
 
 @jit

@@ -182,7 +182,7 @@ def _fp8_skinny_kernel(
     in_words: tl.constexpr = in_features // 4
     used: tl.constexpr = (in_words + WIDTH - 1) // WIDTH
     spans: tl.constexpr = WIDTH * 4 // _SPAN
-    pair: tl.constexpr = 2 if gated else 1  # a gate's row and its up row stand side by side
+    pair: tl.constexpr = 2 if gated else 1  # a gate's row and its up row are side by side
     i = tl.arange(0, ROWS * pair)
     row, n = first + i // pair + i % pair * out_features, first + tl.arange(0, ROWS)
     here = first + i // pair < end

@@ -25,7 +25,7 @@ from sampling.device.triton_support import constexpr, jit, tl, triton
 
 _RUN, _NIBBLES, _MIDDLE = (constexpr(v) for v in (RUN, SPAN // RUN, MIDDLE))
 _RAISED, _LOWERED = constexpr(64), constexpr(2.0 ** (149 - 64))
-# Six nibbles of a word are linear where they stand; the other two are moved down by as many.
+# Six nibbles of a word are linear where they are; the other two are moved down by as many.
 
 
 @jit
@@ -117,7 +117,7 @@ def _int4_skinny_kernel(
     begin_next(overlap)
     first = tl.program_id(0) * (tiles * ROWS)
     end = tl.minimum(first + tiles * ROWS, out_features)
-    pair: tl.constexpr = 2 if gated else 1  # a gate's row and its up row stand side by side
+    pair: tl.constexpr = 2 if gated else 1  # a gate's row and its up row are side by side
     i = tl.arange(0, ROWS * pair)
     row, n = first + i // pair + i % pair * out_features, first + tl.arange(0, ROWS)
     here = first + i // pair < end

@@ -163,7 +163,7 @@ def _copy_inputs(
 
 @jit
 def _enter_inputs(
-    x, gate, ring_ptr, rows, row, channels, inside, num_snapshots, standing, dims: tl.constexpr
+    x, gate, ring_ptr, rows, row, channels, inside, num_snapshots, num_certain, dims: tl.constexpr
 ):
     """Write a row's snapshots, then its live slot, which is not the null slot."""
     slot = tl.load(rows.slots + row).to(tl.int64)
@@ -173,7 +173,7 @@ def _enter_inputs(
     for index in range(num_snapshots):
         end = tl.load(rows.snapshot_ends + row * num_snapshots + index)
         into = tl.load(rows.snapshot_slots + row * num_snapshots + index).to(tl.int64)
-        if (into != _NULL) & (end > state_end) & (end <= begin + tl.minimum(count, standing)):
+        if (into != _NULL) & (end > state_end) & (end <= begin + tl.minimum(count, num_certain)):
             _copy_inputs(x, gate, ring_ptr, rows, row, 0, end, into, channels, inside, dims)
     tl.debug_barrier()  # what was read before is replaced by the live slot's inputs
     is_live = tl.load(rows.sources + row) == slot  # it has its older inputs already
@@ -181,7 +181,7 @@ def _enter_inputs(
     _copy_inputs(x, gate, ring_ptr, rows, row, since, begin + count, slot, channels, inside, dims)
 
 
-@jit(do_not_specialize=["standing"])
+@jit(do_not_specialize=["num_certain"])
 def _convolution_kernel(
     x,
     before_ptr,
@@ -192,7 +192,7 @@ def _convolution_kernel(
     rows,
     out_ptr,
     num_snapshots,
-    standing,
+    num_certain,
     dims: tl.constexpr,
     silu: tl.constexpr,
     enters: tl.constexpr,
@@ -244,19 +244,19 @@ def _convolution_kernel(
                 flat,
                 flat < dims.channels,
                 num_snapshots,
-                standing,
+                num_certain,
                 dims,
             )
 
 
-@jit(do_not_specialize=["standing"])
+@jit(do_not_specialize=["num_certain"])
 def _enter_kernel(
     x,
     before_ptr,
     ring_ptr,
     rows,
     num_snapshots,
-    standing,
+    num_certain,
     dims: tl.constexpr,
     BLOCK_C: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
@@ -269,7 +269,7 @@ def _enter_kernel(
     wait_for_last(overlap)
     if tl.load(rows.slots + row) != _NULL:
         _enter_inputs(
-            x, before_ptr, ring_ptr, rows, row, channels, inside, num_snapshots, standing, dims
+            x, before_ptr, ring_ptr, rows, row, channels, inside, num_snapshots, num_certain, dims
         )
 
 
@@ -302,11 +302,11 @@ def causal_convolution_triton(
         out = torch.empty((len(x), num_channels), dtype=x.dtype, device=x.device)
     assert out.is_contiguous()
     dims = _Dims(num_channels, x.stride(0), ring.shape[1], kernel.weight.shape[1])
-    enters = extent.standing is not None and extent.max_len <= TOKENS
+    enters = extent.num_certain is not None and extent.max_len <= TOKENS
     block_t = triton.next_power_of_2(extent.max_len) if enters else TOKENS
     blocks_c = triton.cdiv(num_channels, CHANNELS)
     num_snapshots = rows.snapshot_ends.shape[1]
-    standing = extent.max_len if extent.standing is None else extent.standing
+    num_certain = extent.max_len if extent.num_certain is None else extent.num_certain
     _convolution_kernel[(num_rows, blocks_c, triton.cdiv(extent.max_len, block_t))](
         x,
         before,
@@ -317,7 +317,7 @@ def causal_convolution_triton(
         rows,
         out,
         num_snapshots,
-        standing,
+        num_certain,
         dims=dims,
         silu=kernel.silu,
         enters=enters,
@@ -333,7 +333,7 @@ def causal_convolution_triton(
             ring,
             rows,
             num_snapshots,
-            standing,
+            num_certain,
             dims=dims,
             BLOCK_C=CHANNELS,
             num_warps=4,

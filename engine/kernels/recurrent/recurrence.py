@@ -51,7 +51,7 @@ def recurrence(
     """
     if not inputs.v.is_cuda:
         return recurrence_torch(inputs, rule, memory, rows, extent, skip, out)
-    if rule.by_token or extent.standing is not None:
+    if rule.by_token or extent.num_certain is not None:
         return recurrence_serial(inputs, rule, memory, rows, extent, skip, out)
     return recurrence_chunked(inputs, rule, memory, rows, extent, skip, out)
 
@@ -105,7 +105,7 @@ def _store(matrix: torch.Tensor, state: torch.Tensor, slot: int | None) -> None:
 
 def _chunk_end(position: int, rule: Rule, extent: Extent) -> int:
     """Where the chunk that begins at a position ends: rows that decode have chunks of one token."""
-    by_token = rule.by_token or extent.standing is not None
+    by_token = rule.by_token or extent.num_certain is not None
     return position + 1 if by_token else (position // CHUNK + 1) * CHUNK
 
 

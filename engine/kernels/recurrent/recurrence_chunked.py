@@ -202,8 +202,8 @@ def recurrence_chunked(
     skip: torch.Tensor | None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute `recurrence` of rows whose tokens all stand, in two kernels."""
-    assert extent.standing is None
+    """Compute `recurrence` of rows whose tokens are all kept, in two kernels."""
+    assert extent.num_certain is None
     sizes = sizes_of(inputs, rule, memory, rows.snapshot_ends.shape[1], skip is not None)
     if out is None:
         out = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)

@@ -56,7 +56,7 @@ def _keep(inputs, strides, memory, token, slot, position, head, keys, values, si
         tl.store(memory.drafted.decay + at * sizes.heads + head, decay, mask=is_first)
 
 
-@jit(do_not_specialize=["standing"])
+@jit(do_not_specialize=["num_certain"])
 def _serial_kernel(
     inputs,
     strides,
@@ -65,7 +65,7 @@ def _serial_kernel(
     skip_ptr,
     out_ptr,
     scale,
-    standing,
+    num_certain,
     sizes: tl.constexpr,
     BLOCK_K: tl.constexpr,  # noqa: N803
     BLOCK_V: tl.constexpr,  # noqa: N803
@@ -90,7 +90,7 @@ def _serial_kernel(
         begin = tl.load(rows.begins + row)
         state = load_state(memory, rows, row, head, keys, values, sizes)
         state, index = replay(state, memory, rows, row, head, keys, values, sizes)
-        stands = tl.minimum(start + standing, end)
+        certain_end = tl.minimum(start + num_certain, end)
         for token in range(start, end):
             k, v, decay, beta = load_token(
                 inputs.k + token * strides[1],
@@ -111,11 +111,11 @@ def _serial_kernel(
             address = out_ptr + (token * sizes.heads + head) * sizes.v + values
             tl.store(address, out.to(out_ptr.dtype.element_ty), mask=values < sizes.v)
             position = begin + token - start
-            if token < stands:
+            if token < certain_end:
                 index = snapshot(
                     state, memory, rows, row, index, position + 1, head, keys, values, sizes
                 )
-                if token + 1 == stands:
+                if token + 1 == certain_end:
                     store_state(state, memory, slot, head, keys, values, sizes)
             else:
                 _keep(inputs, strides, memory, token, slot, position, head, keys, values, sizes)
@@ -143,7 +143,7 @@ def recurrence_serial(
         skip,
         out,
         rule.scale,
-        extent.max_len if extent.standing is None else extent.standing,
+        extent.max_len if extent.num_certain is None else extent.num_certain,
         sizes=sizes,
         BLOCK_K=padded_lanes(sizes.k),
         BLOCK_V=VALUES,

@@ -229,7 +229,7 @@ class DecodeGraphs:
     def _put_adapters(self, num_drafts: int, slots: Int32Array | None, size: int) -> None:
         """Tell the device the rows' adapters, unless they are those of the step before.
 
-        Where rows have none it is told too, if draws read them.
+        Where rows have none it is set too, if draws read them.
         """
         if slots is None:
             if self._head is None:

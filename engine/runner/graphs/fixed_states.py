@@ -39,12 +39,12 @@ class FixedStates:
         """The states of a step of `size` tokens, of rows that prefill alone or of both kinds."""
         parts = [StatePart(self._prompts, Extent(size))]
         if mixed:
-            parts.insert(0, StatePart(self._decodes, Extent(self._decode_len, standing=1)))
+            parts.insert(0, StatePart(self._decodes, Extent(self._decode_len, num_certain=1)))
         return StepStates(self._layers, parts)
 
     def fits(self, states: StepStates) -> bool:
         """Whether a step's rows can be put here."""
-        kinds = [part.extent.standing is None for part in states.parts]
+        kinds = [part.extent.num_certain is None for part in states.parts]
         return kinds in ([True], [False], [False, True]) and all(
             len(part.rows.slots) <= (PROMPTS if is_prompt else DECODES)
             and (is_prompt or part.extent.max_len <= self._decode_len)
@@ -57,7 +57,7 @@ class FixedStates:
         Args:
             num_tokens: of the step, without those that pad it.
         """
-        by_kind = {part.extent.standing is None: part for part in states.parts}
+        by_kind = {part.extent.num_certain is None: part for part in states.parts}
         _put(self._decodes, by_kind.get(False), num_tokens)
         _put(self._prompts, by_kind.get(True), num_tokens)
         self._prompts.starts[-1] = size

@@ -57,7 +57,7 @@ class ReportedEngine:
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._failure: str | None = None
 
-    def tell(self, failure: EngineFailure) -> None:
+    def send(self, failure: EngineFailure) -> None:
         """Take in what the supervisor says."""
         self._failure = failure.reason
         if failure.ended and failure.reason is not None and not self.ended.done():
@@ -84,7 +84,7 @@ async def _work(front: Front, status: StatusPipe, lines: asyncio.Queue[ToFront])
     while not isinstance(line := await lines.get(), End):
         match line:
             case EngineFailure():
-                link.tell(line)
+                link.send(line)
             case Drain(timeout_s):
                 draining = asyncio.create_task(_drain(front, timeout_s, status))
             case FailAll(reason):

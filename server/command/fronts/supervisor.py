@@ -71,7 +71,7 @@ class _Child:
         self.drained: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self.failure: str | None = None
 
-    def tell(self, line: FrontStart | ToFront) -> None:
+    def send(self, line: FrontStart | ToFront) -> None:
         assert self.process.stdin is not None
         if not self.process.stdin.is_closing():
             self.process.stdin.write(msgspec.json.encode(line) + b"\n")
@@ -212,10 +212,10 @@ class Fronts:
             pass_fds=(start.listener_fd, start.table_fd),
         )
         child = _Child(process)
-        child.tell(start)
+        child.send(start)
         if self._attach is not None:
-            child.tell(self._attach)
-            child.tell(self._engine_failure)
+            child.send(self._attach)
+            child.send(self._engine_failure)
         return child
 
     async def _keep(self, index: int) -> None:
@@ -260,7 +260,7 @@ class Fronts:
 
     def _tell_all(self, line: ToFront) -> None:
         for child in self._children:
-            child.tell(line)
+            child.send(line)
 
     async def _follow_engine(self, engine: EngineProcess) -> None:
         """Tell the fronts whether the engine can serve, until it has ended."""

@@ -49,7 +49,7 @@ class BareArgumentsReader(PhasedReader):
         if text[at] != "{":
             self.status = "broken"
             return at
-        self._output.stand()
+        self._output.accept()
         return self._pass(text, at, self._read_key)
 
     def _read_key(self, text: str, at: int) -> int:

@@ -58,14 +58,14 @@ class FieldReader:
         return to
 
     def _take_name(self, state: Field, raw: str, value: str) -> bool:
-        """Take a call's name and what may stand around it; returns whether it is one."""
+        """Take a call's name and what may be around it; returns whether it is one."""
         output = self.output
         match = re.fullmatch(state.pattern, value) if state.pattern else None
         name = value if match is None else match["name"]
         if not NAME.fullmatch(name):
             return False
         output.name = name
-        at = max(raw.find(name), 0)  # a token of no meaning may stand within
+        at = max(raw.find(name), 0)  # a token of no meaning may be within
         if not raw.startswith(name, at):
             name = raw
         output.take(raw[:at])

@@ -130,7 +130,7 @@ class PythonCalls:
 class BareArguments:
     """The arguments of a call whose name is known, as an object whose keys are bare words.
 
-    Values are JSON, but strings stand between `quote` and `quote`, without escapes:
+    Values are JSON, but strings are between `quote` and `quote`, without escapes:
     `{at:<|"|>it<|"|>,n:2}`.
 
     Attributes:
@@ -179,7 +179,7 @@ class CallSyntax:
             JSON type.
         id_pattern: an expression of a call's id, which replaces `{id}` in `begin`.
         trigger: the text that shows that a call begins, where calls are free to come or not.
-        leads: calls stand at a reply's beginning only.
+        leads: calls are at a reply's beginning only.
         is_last: a call is the last of its reply.
         messages: of a reply of several messages; None for one that is all one.
     """
@@ -212,7 +212,7 @@ class ToolFormat:
         recognised_by: texts that a chat template of such a model holds: all of one of the lists.
         openers: markers that open calls at a reply's beginning only.
         exits: markers that open calls anywhere in the content.
-        strays: markers that are dropped where they stand in the content for nothing.
+        strays: markers that are dropped where they are in the content for nothing.
         states: the states after `openers` and `exits`.
         id_chars: the length of a call's id; None for "call_" and 24 characters.
         tool_names: an expression of the names that calls may have, where not all are possible.

@@ -249,7 +249,7 @@ def _one_of(chars: set[str]) -> str:
 
 
 def _anchored(markers: list[str], before: str) -> str:
-    """An expression of a place: what may stand before a marker, and the marker."""
+    """An expression of a place: what may be before a marker, and the marker."""
     whole, partial = _wholes(markers, markers), "|".join(filter(None, map(_beginnings, markers)))
     whole = whole or "(?!)"
     return f"{before}{{0,{MAX_BETWEEN}}}+(?:{whole}|(?:{partial})?\\Z)"

@@ -47,7 +47,7 @@ class JsonArgumentsReader:
             if text[at] != "{":
                 return self._read_none(text, at)
             self._scan = JsonScan()
-            self._output.stand()
+            self._output.accept()
         end = self._scan.scan(text, at)
         self._output.add_arguments(text[at:end])
         self._output.take(text[at:end], "tool")
@@ -167,7 +167,7 @@ class JsonCallsReader(PhasedReader):
         output.take(text[head.start() : head.start(2)])
         output.take(head[2], "tool")
         output.take(text[head.end(2) : head.end()])
-        output.stand()
+        output.accept()
         self._is_arguments = self._has_arguments = True
         self._scan = JsonScan()
         self._phase, self._reads_space = self._read_value, True
@@ -210,7 +210,7 @@ class JsonCallsReader(PhasedReader):
                 return self._break(at)
             self._has_arguments = True
             if text[at] == "{" and self._output.name is not None:
-                self._output.stand()
+                self._output.accept()
         self._scan = JsonScan()
         self._phase, self._reads_space = self._read_value, True
         return at
@@ -265,7 +265,7 @@ class JsonCallsReader(PhasedReader):
         return at
 
     def _stand_late(self) -> bool:
-        """Let a call stand whose arguments did not follow its name; returns whether it is one."""
+        """Accept a call whose arguments did not follow its name; returns whether it is one."""
         arguments = "".join(self._arguments)
         if arguments[:1] == '"':
             try:
@@ -278,6 +278,6 @@ class JsonCallsReader(PhasedReader):
             arguments = "{}"
         if self._output.name is None or arguments[:1] != "{":
             return False
-        self._output.stand()
+        self._output.accept()
         self._output.add_arguments(arguments)
         return True

@@ -219,7 +219,7 @@ class Machine:
         if node.is_call and not (output.is_uncertain or output.is_certain):
             output.begin_call()
         if isinstance(state, Field) and state.role == "key" and output.is_uncertain:
-            output.stand()
+            output.accept()
         if isinstance(state, JsonCalls):
             self._reader: BodyReader = JsonCallsReader(state, output)
         elif isinstance(state, JsonArguments):

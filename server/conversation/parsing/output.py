@@ -57,7 +57,7 @@ class Output:
 
     @property
     def is_uncertain(self) -> bool:
-        """Whether a call is read that does not stand yet."""
+        """Whether a call is read that is not accepted yet."""
         return self._doubts is not None
 
     @property
@@ -103,8 +103,8 @@ class Output:
             self._doubts = []
         self.is_certain, self._name, self._num_keys = False, None, 0
 
-    def stand(self) -> None:
-        """Let the call stand: its name is given out, and what was taken is certain."""
+    def accept(self) -> None:
+        """Accept the call: its name is given out, and what was taken is certain."""
         doubts, self._doubts = self._doubts or [], None
         for text, part, _ in doubts:
             self.take(text, part)
@@ -123,14 +123,14 @@ class Output:
             key, value: JSON.
         """
         if not self.is_certain:
-            self.stand()
+            self.accept()
         self.add_arguments(f"{', ' if self._num_keys else '{'}{key}: {value}")
         self._num_keys += 1
 
     def close_arguments(self) -> None:
         """Give out the end of an object that is put together here, and end the call."""
         if not self.is_certain:
-            self.stand()
+            self.accept()
         self.add_arguments("}" if self._num_keys else "{}")
         self.end_call()
 

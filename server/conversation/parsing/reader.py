@@ -33,7 +33,7 @@ class ThoughtIds:
     """The ids of the markers around the thoughts of a request's replies.
 
     Attributes:
-        begin, end: around thoughts, wherever they stand.
+        begin, end: around thoughts, wherever they are.
         answer: what the answer follows, where a reply thinks first.
         are_open: a reply begins inside its thoughts.
         may_come: a reply may begin with thoughts; else it begins with its answer.

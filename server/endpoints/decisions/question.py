@@ -69,7 +69,7 @@ class State:
 
     Attributes:
         text: the user's side of it.
-        system: what stands in front of it as the system's message; None for nothing.
+        system: what is put in front of it as the system's message; None for nothing.
         place: the request's field.
     """
 

@@ -224,7 +224,7 @@ class ReadingFields(BodyModel):
         description="Divide each label's probability by what the question gives without a state.",
     )
     diagnostics: bool | None = Field(
-        None, description="Answers tell the labels' mass, logprobs, and the spread over orders."
+        None, description="Answers report the labels' mass, logprobs, and the spread over orders."
     )
     labels: Labels | None = Field(
         None,

@@ -205,7 +205,7 @@ class TokenChunkWriter:
     def _frame(self, choices: list[dict[str, Any]], *, with_usage: bool) -> bytes:
         usage = self._generation.tally.usage() if with_usage else {}
         whole = self._renderer.whole(usage, None)
-        if self._has_begun:  # of the prompt the first chunk alone tells
+        if self._has_begun:  # only the first chunk reports the prompt
             whole = {name: value for name, value in whole.items() if not name.startswith("prompt_")}
         self._has_begun = True
         whole["usage"] = usage or None

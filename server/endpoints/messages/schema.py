@@ -78,7 +78,7 @@ class Block(TypedModel):
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: TextBlocks | None = None
-    is_error: bool | None = Field(None, description="This is accepted; the content tells it.")
+    is_error: bool | None = Field(None, description="This is accepted; the content says so.")
     signature: Accepted = None
     data: Accepted = None
     citations: Accepted = None

@@ -60,7 +60,7 @@ class InputReader:
         self._high = 0  # the first half of a pair of \u escapes
 
     def feed(self, text: str) -> str:
-        """More of the text that these characters tell."""
+        """More of the text that these characters hold."""
         if self._state == "other":
             return text
         if self._state == "head":

@@ -201,7 +201,7 @@ class CustomCallItem(OpenItem):
         return {"id": self._id, "type": "custom_tool_call", "status": status, **named}
 
     def add(self, text: str, entries: list[Json]) -> list[Json]:
-        """Let the arguments go on; returns the events, none where they tell no more of the text."""
+        """Let the arguments go on; returns the events, none where they add nothing to the text."""
         own = self._reader.feed(text)
         return super().add(own, entries) if own else []
 

@@ -1,6 +1,6 @@
 """Thoughts as `encrypted_content`, for clients that send back nothing else of them.
 
-Nothing is kept here, and nothing is secret: it is the text in base64, after a word that tells it
+Nothing is kept here, and nothing is secret: it is the text in base64, after a word that reports it
 from what other servers write.
 """
 

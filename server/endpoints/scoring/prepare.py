@@ -33,7 +33,7 @@ class PreparedScoring:
     Attributes:
         spec: what the engine is asked.
         num_prompt_tokens: tokens that are billed: the items, and the query once, or once for each
-            item that stands before it.
+            item that comes before it.
         softmax: scores share the mass among the labels.
         warnings: what makes the scores say little.
     """

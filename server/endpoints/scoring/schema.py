@@ -119,7 +119,7 @@ class ScoringFields(BodyModel):
         list[str] | IdLists, PlainValidator(_items, json_schema_input_type=str | _Items)
     ] = Field(
         description="Texts or lists of token ids, each of which follows (or precedes) the query. "
-        "With an empty item the query stands alone."
+        "With an empty item the query is alone."
     )
     labels: Annotated[list[_Text], Field(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS)] | None = (
         Field(None, description="Texts whose likelihood is asked, of any number of tokens.")
@@ -134,7 +134,7 @@ class ScoringFields(BodyModel):
     )
     item_first: bool | None = Field(
         None,
-        description="Each item stands before the query, which is then computed for each of them.",
+        description="Each item comes before the query, which is then computed for each of them.",
     )
     add_special_tokens: bool | None = Field(
         None, description="The tokenizer adds to a query's text; the default is true."
@@ -262,7 +262,7 @@ class ScoredItem(BaseModel):
 
 
 class ScoringUsage(BaseModel):
-    """Nothing is generated; a query that stands first counts once."""
+    """Nothing is generated; a query that comes first counts once."""
 
     prompt_tokens: int
     completion_tokens: Literal[0]

@@ -31,7 +31,7 @@ class SystemOneReply(BaseModel):
     answers: dict[str, SystemOneAnswer]
     diagnostics: dict[str, dict[str, Any]] = Field(
         description="`label_mass` and `argmax_is_label` of each question; with `diagnostics` what "
-        "/v1/decisions tells of it."
+        "/v1/decisions describes it."
     )
     usage: DecisionUsage
     wording: Literal["chat", "plain"]

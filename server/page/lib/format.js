@@ -40,7 +40,7 @@ export function fixed(value, digits = 2) {
 }
 
 /**
- * A count with thin spaces between thousands, a rate with a digit behind the point where small.
+ * A count with thin spaces between thousands, a rate with a digit after the point where small.
  * @param {number | null | undefined} value
  */
 export function count(value) {

@@ -15,7 +15,7 @@ function read() {
 const first = read();
 /** The view that is shown. */
 export const view = signal(first.view);
-/** The last state of each view, as it stands in the address when that view is shown. */
+/** The last state of each view, as it is in the address when that view is shown. */
 const states = /** @type {Record<string, string>} */ ({ [first.view]: first.state });
 /** Grows when the address was changed from outside: by hand, or by going back. */
 export const visits = signal(0);

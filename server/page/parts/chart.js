@@ -1,4 +1,4 @@
-/** A chart over time: uPlot, in the page's colours, with a legend that tells the latest values. */
+/** A chart over time: uPlot, in the page's colours, with a legend that shows the latest values. */
 import uPlot from "../vendor/uplot.js";
 import { html, useEffect, useRef, useSignal } from "../lib/html.js";
 

@@ -1,4 +1,4 @@
-/** What stands around the views: their names, the server's state, the key, the theme. */
+/** What is around the views: their names, the server's state, the key, the theme. */
 import { key, keyWanted, setKey } from "../lib/api.js";
 import { html, signal, useEffect, useRef } from "../lib/html.js";
 import { VIEWS, hrefOf, view } from "../lib/route.js";

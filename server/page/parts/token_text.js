@@ -57,7 +57,7 @@ function reveal(box) {
  * @param {(index: number) => void} props.onHover -1 where the pointer left
  * @param {(event: KeyboardEvent) => void} [props.onKeyDown]
  * @param {boolean} [props.follow] stay at the end while the text grows
- * @param {any} [props.before] what stands before the tokens
+ * @param {any} [props.before] what comes before the tokens
  */
 export function TokenText({
   tokens, length, classOf, selected, label, onSelect, onHover, onKeyDown, follow, before,

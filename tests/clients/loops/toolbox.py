@@ -1,4 +1,4 @@
-"""Two tools, what was asked of them, and the line that tells it, for programs of this folder."""
+"""Two tools, what was asked of them, and the line that reports it, for programs of this folder."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def run(name: str, arguments: str | dict[str, Any]) -> str:
 
 
 def arguments() -> tuple[str, str, str]:
-    """The address, the model and the question that the program is told."""
+    """The address, the model and the question that the program is given."""
     base_url, model, question = sys.argv[1:4]
     return base_url, model, question
 

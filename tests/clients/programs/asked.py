@@ -1,4 +1,4 @@
-"""What the programs of this folder are told, and what they report."""
+"""What the programs of this folder are given, and what they report."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ with client.responses.stream(input=prompt, **common) as stream:
         if event.type == "response.output_text.delta":
             deltas.append(event.delta)
 texts["chat stream"] = "".join(deltas)
-# The reply goes back as it came, with a question behind it.
+# The reply goes back as it came, with a question after it.
 items = [item.model_dump() for item in response.output]
 more = client.responses.create(input=[*turns, *items, *turns], **common)
 texts["another turn"] = more.output_text

@@ -1,4 +1,4 @@
-"""What the programs of this folder are asked, and the line that tells their answers."""
+"""What the programs of this folder are asked, and the line that reports their answers."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from engine.errors import AdapterError, ControlError
 
 
 class Reader:
-    """Reads when it is told to; the digest of a folder is its name, as of now."""
+    """Reads when it is asked to; the digest of a folder is its name, as of now."""
 
     def __init__(self) -> None:
         self.held: set[int] = set()

@@ -244,7 +244,7 @@ def test_only_long_steps_and_shared_blocks_pay_for_a_plan(
         sharing = Sharing(np.array([5, 5]), np.array([0], dtype=np.int32))
         step.inputs = replace(step.inputs, sharing=sharing)
     wanted = step.twin()
-    found = step.attend_by(step.backend())[2:]  # behind the rows that decode
+    found = step.attend_by(step.backend())[2:]  # after the rows that decode
     if is_planned:
         assert (found == 1.0).all()
     else:

@@ -70,8 +70,8 @@ class Wrapper:
             keys, values = keys_and_values(cache, pages, length)
             scores = torch.einsum("qhd,khd->hqk", q[tokens].float(), keys)
             scores = scores * self.options["sm_scale"]
-            behind = torch.arange(scores.shape[1])[:, None] + length - scores.shape[1]
-            distance = behind - torch.arange(length)
+            query_at = torch.arange(scores.shape[1])[:, None] + length - scores.shape[1]
+            distance = query_at - torch.arange(length)
             window = self.options["window_left"]
             hidden = (distance < 0) & self.options["causal"] | (distance > window) & (window >= 0)
             scores.masked_fill_(hidden, -torch.inf)
@@ -104,8 +104,8 @@ def item_attention(
         tokens = slice(first, first + count)
         keys, values = keys_and_values(pages, tables.flatten()[table:], before + count)
         scores = torch.einsum("qhd,khd->qhk", q[tokens].float(), keys) * scale
-        behind = torch.arange(before, before + count)[:, None]
-        scores.masked_fill_((torch.arange(len(keys)) > behind)[:, None], -torch.inf)
+        query_at = torch.arange(before, before + count)[:, None]
+        scores.masked_fill_((torch.arange(len(keys)) > query_at)[:, None], -torch.inf)
         shared = log[tokens, :, None] * math.log(2)
         weights = torch.cat([shared, scores], -1).softmax(-1)
         own = torch.einsum("qhk,khd->qhd", weights[..., 1:], values)

@@ -30,7 +30,7 @@ SPEC = AttentionSpec(num_q_heads=4, num_kv_heads=2, head_dim=32, scale=0.2)
 STEPS: dict[str, Rows] = {
     "one token": [(1, 1)],
     "whole prompts": [(7, 7), (1, 1), (64, 64), (65, 65), (63, 63)],
-    "chunks behind a prefix": [(50, 3), (130, 66), (64, 1), (65, 1), (129, 64)],
+    "chunks after a prefix": [(50, 3), (130, 66), (64, 1), (65, 1), (129, 64)],
     "more than a tile": [(200, 150), (5, 2)],
 }
 SINKS = torch.tensor([0.5, -1.0, 3.0, 0.0])
@@ -72,7 +72,7 @@ class Case:
         scales: torch.Tensor | None = None,
         padding: int = 0,
     ) -> torch.Tensor:
-        """Of some rows, and of some tokens of each; behind them tokens and tiles of nobody."""
+        """Of some rows, and of some tokens of each; after them tokens and tiles of nobody."""
         rows = list(range(len(self.rows))) if rows is None else rows
         starts, lengths, parts, first = [0], [], [], 0
         for row, (keys, queries) in enumerate(self.rows):

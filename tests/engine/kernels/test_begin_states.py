@@ -62,9 +62,9 @@ def test_rows_begin_where_the_last_step_left_them(
         assert gathered.snapshot_slots[i].tolist() == before.snapshot_slots[row].tolist()
         replays = 0 if row == SCRATCH else begins[i] - int(before.entered[row])
         assert gathered.replays[i] == replays
-        standing = 1 if i < num_decodes else counts[i]
+        num_certain = 1 if i < num_decodes else counts[i]
         is_scratch = row == SCRATCH
-        left = int(before.entered[row]) if is_scratch else begins[i] + standing
+        left = int(before.entered[row]) if is_scratch else begins[i] + num_certain
         assert table.entered[row] == left
         assert table.sources[row] == (before.sources[row] if is_scratch else row + 1)
     others = [row for row in range(MAX_ROWS) if row not in rows]

@@ -1,6 +1,6 @@
 """Float8 products against their definition in float64.
 
-Tensor cores keep 13 bits behind the leading one of a sum of `CHUNK` products, and drop the rest of
+Tensor cores keep 13 bits after the leading one of a sum of `CHUNK` products, and drop the rest of
 each product: on average half of 2^-13 of the largest partial sum, always towards zero, and for
 CHUNK products at most CHUNK * 2^-13 of it. Partial sums of random signs are some sixth of the
 products' absolute values together, so that the expected error is near CHUNK / 12 * 2^-13 of what

@@ -29,8 +29,8 @@ def test_rope_turns_pairs_as_complex_numbers(head_dim: int) -> None:
     out = rope(x, Rotation(rope_table(inv_freq, 1.5, 100), positions))
     low, high = x.double().chunk(2, dim=-1)
     angles = positions[:, None, None].double() * inv_freq.double()
-    turned = 1.5 * torch.complex(low, high) * torch.polar(torch.ones_like(angles), angles)
-    wanted = torch.cat([turned.real, turned.imag], dim=-1)
+    rotated = 1.5 * torch.complex(low, high) * torch.polar(torch.ones_like(angles), angles)
+    wanted = torch.cat([rotated.real, rotated.imag], dim=-1)
     # The angle, up to 99, is rounded to float32 before its cosine is taken.
     torch.testing.assert_close(out.double(), wanted, rtol=0, atol=99 * 4 * 1.2e-7 + 1e-6)
 
@@ -46,15 +46,15 @@ def test_keys_and_values_land_in_their_cells(has_norm: bool) -> None:
     q = rope_and_store_torch(qkv, Heads(num_q, num_kv, norm, 1e-6), rotation, cells)
 
     heads = qkv.view(3, -1, head_dim)
-    turned = heads[:, : num_q + num_kv]
+    rotated = heads[:, : num_q + num_kv]
     if norm is not None:
-        turned = turned / (turned.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm
-    turned = rope(turned, rotation)
-    torch.testing.assert_close(q, turned[:, :num_q])
+        rotated = rotated / (rotated.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm
+    rotated = rope(rotated, rotation)
+    torch.testing.assert_close(q, rotated[:, :num_q])
     cache = cells.tensor.view(NUM_BLOCKS, 2, BLOCK_SIZE, num_kv, head_dim)
     for token, slot in enumerate(slots):
         page = cache[slot // BLOCK_SIZE, :, slot % BLOCK_SIZE]
-        torch.testing.assert_close(page[0], turned[token, num_q:])
+        torch.testing.assert_close(page[0], rotated[token, num_q:])
         torch.testing.assert_close(page[1], heads[token, num_q + num_kv :])
     assert int(cache.flatten(3).any(-1).sum()) == 2 * len(slots)
 

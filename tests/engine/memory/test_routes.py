@@ -66,7 +66,7 @@ class Reference:
             taken = probs.gather(1, ids)
             assert (taken - wanted[:, :top_k]).abs().max() < WEIGHT_ERROR
             far = (wanted[:, :top_k] - wanted[:, 1 : top_k + 1]).min(-1).values > WEIGHT_ERROR
-            assert far.float().mean() > 0.9, "the ids of nearly all tokens are told apart"
+            assert far.float().mean() > 0.9, "the ids of nearly all tokens are reported apart"
             assert torch.equal(ids[far], order[far, :top_k])
             shares = taken / taken.sum(-1, keepdim=True)
             found = torch.from_numpy(routes.weights[:, index]).double()

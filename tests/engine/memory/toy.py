@@ -48,7 +48,7 @@ def check_apart(parts: Sequence[StatePart]) -> None:
         for begin, source, slot, replays, ends, slots, count in columns:
             row = len(readers)
             readers.append((row, source if begin else NULL_SLOT))
-            entered = begin + (part.extent.standing or count)
+            entered = begin + (part.extent.num_certain or count)
             made = [into for end, into in zip(ends, slots, strict=True)
                     if begin - replays < end <= entered]  # fmt: skip
             writers |= dict.fromkeys([slot, *made], row)
@@ -80,7 +80,7 @@ class ToyModel:
         assert not feature_layers
         input_ids, _, attention, states = inputs
         assert states is not None
-        if any(part.extent.standing for part in states.parts):  # a step of choices
+        if any(part.extent.num_certain for part in states.parts):  # a step of choices
             check_apart(states.parts)
         for part in states.parts:
             check_apart([part])
@@ -105,7 +105,7 @@ class ToyModel:
             start, end = rows.starts[row : row + 2].tolist()
             if slot == NULL_SLOT:
                 continue
-            own, standing = ids[start:end], part.extent.standing or end - start
+            own, num_certain = ids[start:end], part.extent.num_certain or end - start
             line = ring[source].clone()
             state = int(hashes[source]) if begin else 0
             assert 0 <= replays <= begin
@@ -119,7 +119,7 @@ class ToyModel:
                     out[start + position - begin] = torch.tensor(
                         [state // 65521, state % 65521, *window[:WINDOW]]
                     )
-                if position < begin + standing:
+                if position < begin + num_certain:
                     self._store(position + 1, state, line, hashes, ring, slot, ends, slots)
             ring[slot] = line  # drafts too: the next step replays those that were accepted
         return out

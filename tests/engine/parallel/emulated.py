@@ -26,14 +26,14 @@ CPU = torch.device("cpu")
 
 
 class ThreadRanks:
-    """Ranks 1 and up as threads, which are told bytes as processes are.
+    """Ranks 1 and up as threads, which are sent bytes as processes are.
 
     Attributes:
-        told: bytes of each message.
+        sent: bytes of each message.
     """
 
     def __init__(self, config: EngineConfig, board: Board) -> None:
-        self.told: list[int] = []
+        self.sent: list[int] = []
         self._queues = [queue.SimpleQueue[bytes | None]() for _ in range(1, board.size)]
         self._failures: list[str] = []
         self._fault: str | None = None
@@ -44,9 +44,9 @@ class ThreadRanks:
             thread.start()
             self._threads.append(thread)
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         raw = encode(message)
-        self.told.append(len(raw))
+        self.sent.append(len(raw))
         for messages in self._queues:
             messages.put(raw)
 

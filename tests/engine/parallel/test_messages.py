@@ -1,4 +1,4 @@
-"""Plans as they are told are the plans that were made, as far as a runner reads them."""
+"""Plans as they are sent are the plans that were made, as far as a runner reads them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def new_rows(*choices: Choice) -> StepPlan:
     return StepPlan.of_new_rows(list(choices), 5, 20, blocks)
 
 
-def told(plan: StepPlan, reader: PlanReader) -> StepPlan:
+def reported(plan: StepPlan, reader: PlanReader) -> StepPlan:
     message: Any = decode(encode(launch_of(plan)))
     return reader.plan(message)
 
@@ -72,19 +72,19 @@ def test_plans_are_told_whole() -> None:
     plan.undrafted = [1]
     plan.grants.append(BlockGrant(1, 1, [40, 41]))
     assert plan.spans, "the prompts' logprobs are wanted"
-    assert_alike(told(plan, PlanReader()), plan)
+    assert_alike(reported(plan, PlanReader()), plan)
 
 
 def test_rows_keep_their_choices_until_others_come() -> None:
     reader, first, second = PlanReader(), choice(1, seed=1), choice(2, seed=2)
-    told(new_rows(first, second), reader)
+    reported(new_rows(first, second), reader)
     plan = new_rows(first, second)
     plan.admissions, plan.grants = [], []
     plan.spans = [PromptSpan(1, 0, 2, second)]
-    assert_alike(told(plan, reader), plan)
-    told(new_rows(other := choice(3, seed=3)), reader)
+    assert_alike(reported(plan, reader), plan)
+    reported(new_rows(other := choice(3, seed=3)), reader)
     plan.choices = [other, second]
-    assert_alike(told(plan, reader), plan)
+    assert_alike(reported(plan, reader), plan)
 
 
 def test_masks_are_told_as_far_as_they_are_used() -> None:

@@ -66,7 +66,7 @@ def test_a_rank_that_dies_is_named(start: Start) -> None:
 def test_a_rank_that_raises_says_why(start: Start) -> None:
     others, lost = start('print(\'{"error": "no tensor"}\', flush=True); time.sleep(60)')
     assert lost.get(timeout=WAIT_S) == "rank 1 ended: no tensor"
-    others.tell(DrawStep(np.zeros((0, 1), np.int32), np.zeros(1, np.int32)))  # and nobody minds
+    others.send(DrawStep(np.zeros((0, 1), np.int32), np.zeros(1, np.int32)))  # and nobody minds
 
 
 def test_a_rank_that_falls_silent_is_named(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,18 +106,18 @@ def test_a_rank_that_keeps_a_step_waiting_is_named(start: Start) -> None:
 def test_a_rank_that_keeps_the_start_waiting_is_named(
     start: Start, monkeypatch: pytest.MonkeyPatch, begun: int
 ) -> None:
-    """At the meeting, and at an exchange behind it."""
+    """At the meeting, and at an exchange after it."""
     monkeypatch.setattr(module, "START_LIMIT_S", 0.5)
-    told = STARTS if begun else "print('{}', flush=True)"
-    others, lost = start(f"while True: {told}; time.sleep(0.05)")
+    reported = STARTS if begun else "print('{}', flush=True)"
+    others, lost = start(f"while True: {reported}; time.sleep(0.05)")
     if begun:
         others.have_met(lambda: begun)
     assert lost.get(timeout=WAIT_S) == "rank 1 has kept the start waiting for 0.5 s"
 
 
-@pytest.mark.parametrize("told", [SERVES, STARTS])
-def test_a_rank_that_waits_for_others_is_not_lost(start: Start, told: str) -> None:
-    others, lost = start(f"while True: {told}; time.sleep(0.05)")
+@pytest.mark.parametrize("reported", [SERVES, STARTS])
+def test_a_rank_that_waits_for_others_is_not_lost(start: Start, reported: str) -> None:
+    others, lost = start(f"while True: {reported}; time.sleep(0.05)")
     others.have_met(lambda: 3)
     time.sleep(1.5)
     assert lost.empty()

@@ -377,12 +377,12 @@ def test_grammars_hold_on_every_rank() -> None:
 
 
 def test_plans_are_small() -> None:
-    """A step of decoding tells a few hundred bytes, whatever the vocabulary and the context."""
+    """A step of decoding sends a few hundred bytes, whatever the vocabulary and the context."""
     with engine_of(of(2)) as (engine, others):
         for one in mixed(16):
             engine.submit(FRONTEND, one)
         read(engine)
-    assert sorted(others.told)[len(others.told) // 2] < 1500
+    assert sorted(others.sent)[len(others.sent) // 2] < 1500
 
 
 def test_what_a_rank_raises_ends_the_engine_with_its_name() -> None:

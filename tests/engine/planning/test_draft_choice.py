@@ -34,9 +34,9 @@ class Served(NamedTuple):
 
 
 def accepted_of(rng: np.random.Generator, rate: float, rows: int, count: int) -> Int32Array:
-    """Drafts that stand, where each does at a rate if all before it did."""
-    stands = rng.random((rows, count)) < rate
-    accepted: Int32Array = stands.cumprod(axis=1).sum(axis=1, dtype=np.int32)
+    """Drafts that are accepted, where each does at a rate if all before it did."""
+    all_accepted = rng.random((rows, count)) < rate
+    accepted: Int32Array = all_accepted.cumprod(axis=1).sum(axis=1, dtype=np.int32)
     return accepted
 
 

@@ -41,19 +41,19 @@ def test_random_traffic_equals_reference(
     engine, runner = make_engine(
         num_blocks=num_blocks, budget=budget, prefix_caching=prefix_caching, drafting=drafting
     )
-    inbox, wanted, told = Inbox(), {}, {}
+    inbox, wanted, reported = Inbox(), {}, {}
     for handle, prompt in enumerate(prompts(rng, 25, 40)):
         n, max_tokens = rng.choice([1, 1, 3]), rng.randrange(1, 24)
         fields = {"emit_interval": rng.choice([1, 16]), "report_origins": handle % 2 == 0}
         engine.submit(FRONTEND, request(handle, prompt, n=n, max_tokens=max_tokens, **fields))
         for choice in range(n):
             if fields["report_origins"]:
-                told[handle, choice] = len(prompt)
+                reported[handle, choice] = len(prompt)
             wanted[handle, choice] = reference(prompt, max_tokens, (0,), choice)
         step(engine, inbox, rng.randrange(4))
     run(engine, inbox)
     assert inbox.tokens == wanted
-    for (handle, choice), start in told.items():
+    for (handle, choice), start in reported.items():
         places = range(start, start + len(wanted[handle, choice]))
         own = [runner.origins[handle, choice, place] for place in places]
         assert inbox.origins[handle, choice] == own

@@ -339,8 +339,8 @@ def test_a_step_passed_on_says_what_it_would_through_the_ring(
         step, arrays = _step(rng, rows), logprob_arrays(12, 4, 2)
         rings[0].add(step, arrays)
         _add_by_way_of_the_ring(rings[1], step, arrays)
-        told = [[(to, _said(output, asked)) for to, output in ring.collect()] for ring in rings]
-        assert told[0] == told[1]
+        reported = [[(to, _said(output, asked)) for to, output in ring.collect()] for ring in rings]
+        assert reported[0] == reported[1]
     assert num_passed > 20
 
 
@@ -360,7 +360,7 @@ def test_rows_with_and_without_logprobs_are_joined_at_their_places() -> None:
 
 
 def test_outputs_of_rows_with_and_without_logprobs_keep_them_apart() -> None:
-    """Whichever row comes first, and whatever each is behind by."""
+    """Whichever row comes first, and however far each lags."""
     ring = OutputRing(3)
     ring.open(0, choice(1))
     ring.open(1, choice(2, params=SamplingParams(logprobs=2)))

@@ -9,7 +9,7 @@ BASE_S, TOKEN_S = 0.008, 16e-6
 
 
 class Device:
-    """Runs steps one behind the other; a step is launched before the one before it is read back."""
+    """Runs steps one after another; a step is launched before the one before it is read back."""
 
     def __init__(self, max_gap_s: float | None = GAP_S) -> None:
         self.now = 0.0

@@ -108,7 +108,7 @@ def test_a_lone_row_is_planned_anew_once_a_block() -> None:
     setup.enqueue([1, 2], max_tokens=40)
     plans = [setup.step() for _ in range(1 + 5 * SIZE)]
     anew = [i for i, plan in enumerate(plans) if i == 0 or plan.rows is not plans[i - 1].rows]
-    # The prompt fills half of the first block; the step behind it is the first of a row that goes
+    # The prompt fills half of the first block; the step after it is the first of a row that goes
     # on, and each block's first token is planned with the block.
     assert anew == [0, 1, 3, 7, 11, 15, 19]
     assert [len(plans[i].grants) for i in anew] == [1, 0, 1, 1, 1, 1, 1]

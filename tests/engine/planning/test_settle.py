@@ -141,7 +141,7 @@ def test_a_bad_row_keeps_no_token_and_its_neighbour_does() -> None:
 
 
 def test_refused_drafts_are_taken_back() -> None:
-    """Of 1 + 3 tokens scheduled two stand: the others were never computed, drawn or known."""
+    """Of 1 + 3 tokens scheduled two are kept: the others were never computed, drawn or known."""
     table = table_of(SamplingParams(), SamplingParams(), max_new=4)
     settle(table, plan_of(table, [0, 1], [True, True]), result_of([[20], [21]]))
     plan = plan_of(table, [0, 1], [True, True], num_drafts=3, starts=5)
@@ -167,7 +167,7 @@ def test_a_stop_among_accepted_drafts_ends_there() -> None:
 
 
 def test_tokens_that_were_not_drawn_end_nothing() -> None:
-    """77 stands where no token was drawn."""
+    """77 is where no token was drawn."""
     table = table_of(SamplingParams(stop_token_ids=(77,)), max_new=4)
     settle(table, plan_of(table, [0], [True]), result_of([[20]]))
     plan = plan_of(table, [0], [True], num_drafts=3, starts=5)
@@ -202,7 +202,7 @@ def test_with_drafts_logprobs_are_found_behind_rows_that_do_not_draw() -> None:
 def test_where_tokens_came_from() -> None:
     """Of four rows: no drafts, two of three accepted, all three, and both that there was room for.
 
-    What stands behind a row's end is undefined.
+    What comes after a row's end is undefined.
     """
     settled = Settled(
         rows=np.arange(4),
@@ -215,11 +215,11 @@ def test_where_tokens_came_from() -> None:
         num_offered=np.array([0, 3, 3, 2], dtype=np.int32),
         num_accepted=np.array([0, 2, 3, 2], dtype=np.int32),
     )
-    told = [
+    reported = [
         [Origin(code).name.lower() for code in codes[:count]]
         for codes, count in zip(settled.origins().tolist(), settled.num_new.tolist(), strict=True)
     ]
-    assert told == [
+    assert reported == [
         ["drawn"],
         ["accepted", "accepted", "recovered"],
         ["accepted", "accepted", "accepted", "bonus"],

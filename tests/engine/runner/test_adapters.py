@@ -261,26 +261,26 @@ def test_adapters_come_and_go_under_load(made: Models) -> None:
     engine = build_engine(config_of(made, adapters=limits))
     assert engine.adapters is not None
     rng, inbox, ends, asked = random.Random(0), Inbox(), Ends(), []
-    stands: dict[str, str] = {}
+    named: dict[str, str] = {}
     for handle in range(40):
         name, other = rng.choice("abc"), rng.choice(NAMES)
-        if name in stands and rng.random() < 0.2:
+        if name in named and rng.random() < 0.2:
             engine.adapters.unload(name)
-            del stands[name]
+            del named[name]
         else:
             ends.load(engine, name, made.folder / other, replaces=True)
             while engine.adapters.readings:
                 step(engine, inbox)
-            stands[name] = other
-        chosen = rng.choice(["", *stands])
-        asked.append((stands.get(chosen, ""), prompt := some_prompts(1, handle)[0][1]))
+            named[name] = other
+        chosen = rng.choice(["", *named])
+        asked.append((named.get(chosen, ""), prompt := some_prompts(1, handle)[0][1]))
         own = {"params": GREEDY, "max_tokens": NUM_TOKENS, "adapter": chosen}
         engine.submit(FRONTEND, request(handle, prompt, **own))
         step(engine, inbox, rng.randrange(4))
     run(engine, inbox)
     check(made, asked, inbox)
     assert ends.errors == [None] * len(ends.errors)
-    for name in stands:
+    for name in named:
         engine.adapters.unload(name)
     engine.check()
 

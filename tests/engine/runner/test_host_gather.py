@@ -113,7 +113,7 @@ def test_tokens_enter_their_rows_as_those_of_any_step(
 def test_a_row_that_draws_ends_before_its_last_token_until_then(
     plan_of: Callable[[RequestRows], StepPlan],
 ) -> None:
-    """As a decode step does, whose graph enters tokens behind a step of any shape."""
+    """As a decode step does, whose graph enters tokens after a step of any shape."""
     state, sampling_rows = made()
     plan = plan_of(state)
     gather_on_host(plan, state, sampling_rows)

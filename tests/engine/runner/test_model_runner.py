@@ -55,9 +55,9 @@ Greedy = Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
 
 @pytest.fixture(scope="module")
 def greedy(model: tuple[Path, PreTrainedModel]) -> Greedy:
-    """What transformers finds likeliest behind a prompt and each of the tokens that followed.
+    """What transformers finds likeliest after a prompt and each of the tokens that followed.
 
-    Without a cache, in one pass: where every token is the likeliest behind those before it, all of
+    Without a cache, in one pass: where every token is the likeliest after those before it, all of
     them are what greedy decoding gives.
     """
 

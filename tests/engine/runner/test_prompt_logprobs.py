@@ -27,7 +27,7 @@ def reported(folder: Path, prompt: list[int], step_tokens: int) -> LogprobArrays
             scheduler=SchedulerConfig(max_rows=4, max_step_tokens=step_tokens),
         )
     )
-    # Another row's tokens stand before the prompt's in the first step.
+    # Another row's tokens come before the prompt's in the first step.
     for handle, wanted in ((0, None), (1, PromptLogprobsParams(start=START, token_ids=EXPLICIT))):
         request = Request(
             handle=handle,

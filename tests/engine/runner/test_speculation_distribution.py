@@ -71,7 +71,7 @@ def targets(folder: Path) -> dict[str, Target]:
 
 @pytest.fixture
 def table(targets: dict[str, Target], monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
-    """The drafter's: what the target says behind the prompt and one token, and noise."""
+    """The drafter's: what the target says after the prompt and one token, and noise."""
     generator = torch.Generator().manual_seed(5)
     table = torch.randn((VOCAB, VOCAB), generator=generator)
     for token in ALLOWED:

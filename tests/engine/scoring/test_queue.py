@@ -122,7 +122,7 @@ def test_items_share_their_query_from_the_step_that_computes_it() -> None:
     inbox.run(engine)
     np.testing.assert_array_equal(inbox.ended[1].values, wanted(asked))
     sharings = [plan.sharing for plan in runner.plans]
-    # 4 tokens and the rest of the query each: 44 behind the query's 32, then 51, too few are left.
+    # 4 tokens and the rest of the query each: 44 after the query's 32, then 51, too few are left.
     assert [s and (s.starts.tolist(), s.num_blocks.tolist()) for s in sharings] == [
         ([1, 45], [8]),
         ([0, 51], [8]),

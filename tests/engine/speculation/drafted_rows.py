@@ -69,7 +69,7 @@ class Row:
 class DraftedRows:
     """Runs steps of several rows; every proposal is checked against `next_logits` if given.
 
-    Tables name another row's blocks behind a row's limit, as a row's former owner may have left
+    Tables name another row's blocks after a row's limit, as a row's former owner may have left
     them: a drafter that writes there spoils the other row.
     """
 

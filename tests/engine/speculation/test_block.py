@@ -1,7 +1,7 @@
 """Heads that draft in blocks over paged caches, against the same mathematics in float64.
 
 The steps are those of `test_drafters`: prompts in chunks beside decoding rows, drafts refused and
-kept in all numbers, a block that its row's limit cuts, tables with other rows' blocks behind them.
+kept in all numbers, a block that its row's limit cuts, tables with other rows' blocks after them.
 """
 
 from __future__ import annotations

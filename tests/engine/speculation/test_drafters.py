@@ -1,7 +1,7 @@
 """Drafters over paged caches against the same mathematics over a whole text at once.
 
 Every proposal of every step is checked: prompts in chunks beside decoding rows, drafts refused
-and kept in all numbers, limits reached, tables with other rows' blocks behind them.
+and kept in all numbers, limits reached, tables with other rows' blocks after them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drafters of several ranks propose what one rank's do, and tell few bytes or none."""
+"""Drafters of several ranks propose what one rank's do, and send few bytes or none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 NUM_TOKENS = 3
 LAYERS: dict[str, Any] = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 0]}}
 GREEDY_BYTES, RANDOM_BYTES = 16, 4 + 16
-"""What a rank tells of a draft: its best key and the id; of a random one its highest logit too."""
+"""What a rank sends of a draft: its best key and the id; of a random one its highest logit too."""
 CANDIDATE_BYTES = TOP_K * (4 + 8)
 """Its highest logits and their ids, from which the candidates of all ranks are taken."""
 ATOL = 1e-4
@@ -82,7 +82,7 @@ def write_drafter(kind: str, folder: Path) -> None:
 class Served(NamedTuple):
     drafts: list[list[int] | None]  # of each step and row
     q: torch.Tensor | None
-    told: list[int]  # bytes of each proposal
+    reported: list[int]  # bytes of each proposal
     num_drawn: list[int]  # rows that each proposal was for
 
 
@@ -102,7 +102,7 @@ def serve(
         draft_sample_method="gumbel" if temperature else "greedy",
     )
     made = make_drafter(speculation, config, target, rows, sampling, make_attention)
-    told: list[int] = []
+    reported: list[int] = []
     num_drawn: list[int] = []
     propose = made.propose
 
@@ -110,7 +110,7 @@ def serve(
         sent: list[int] = getattr(exchange, "sent", [])
         before = len(sent)
         drafts = propose(step)
-        told.append(sum(sent[before:]))
+        reported.append(sum(sent[before:]))
         num_drawn.append(len(drafts))
         return drafts
 
@@ -121,7 +121,7 @@ def serve(
     for queries in ({0: 8}, {0: 1, 1: 4}, {0: 2, 1: 0}, {0: 0, 1: 3}):
         served.step(queries)
         drafts += [row.drafts for row in served.rows]
-    return Served(drafts, made.draft_logits, told, num_drawn)
+    return Served(drafts, made.draft_logits, reported, num_drawn)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -154,7 +154,7 @@ def test_ranks_propose_what_one_does(
     if kind == "dflash, 2":
         a_draft += CANDIDATE_BYTES
     for served in ranks:
-        assert served.told == [NUM_TOKENS * count * a_draft for count in served.num_drawn]
+        assert served.reported == [NUM_TOKENS * count * a_draft for count in served.num_drawn]
 
 
 class Two(LoneRank):

@@ -35,7 +35,7 @@ def by_definition(tokens: list[int], min_n: int, max_n: int, count: int) -> list
 
 @pytest.mark.parametrize(("tokens", "min_n", "max_n", "expected"), CASES)
 def test_cases(tokens: list[int], min_n: int, max_n: int, expected: list[int]) -> None:
-    history = torch.full((2, 20), 9, dtype=torch.int32)  # what lies behind must not matter
+    history = torch.full((2, 20), 9, dtype=torch.int32)  # what comes after must not matter
     history[1, : len(tokens)] = torch.tensor(tokens)
     rows, lengths = torch.tensor([1], dtype=torch.int32), torch.tensor([len(tokens)])
     assert ngram_drafts(history, rows, lengths, 3, min_n, max_n).tolist() == [expected]

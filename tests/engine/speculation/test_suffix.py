@@ -24,9 +24,9 @@ CASES = [
     ([3], WIDE, [-1, -1, -1, -1]),
     ([7, 7, 7, 7], WIDE, [7, 7, 7, 7]),
     ([1, 2, 1, 2], WIDE, [1, 2, 1, 2]),  # what followed is short: it goes on
-    # Two of three places were followed by 5; a share of 2 / 3 stands above one half.
+    # Two of three places were followed by 5; a share of 2 / 3 is above one half.
     ([8, 1, 5, 6, 1, 5, 7, 1, 4, 9, 1], SuffixRules(8, 4.0, 0.5), [5, -1, -1, -1]),
-    # The longest match stands alone with 4; the shorter ones with their vote for 5 score less.
+    # The longest match alone proposes 4; the shorter ones with their vote for 5 score less.
     ([8, 1, 5, 6, 1, 5, 9, 1, 4, 3, 9, 1], SuffixRules(8, 1.0, 0.1), [4, 3, -1, -1]),
 ]
 
@@ -62,7 +62,7 @@ def by_definition(tokens: list[int], rules: SuffixRules, count: int) -> list[int
 
 @pytest.mark.parametrize(("tokens", "rules", "expected"), CASES)
 def test_cases(tokens: list[int], rules: SuffixRules, expected: list[int]) -> None:
-    history = torch.full((2, 20), 9, dtype=torch.int32)  # what lies behind must not matter
+    history = torch.full((2, 20), 9, dtype=torch.int32)  # what comes after must not matter
     history[1, : len(tokens)] = torch.tensor(tokens)
     rows, lengths = torch.tensor([1], dtype=torch.int32), torch.tensor([len(tokens)])
     assert suffix_drafts(history, rows, lengths, 4, rules).tolist() == [expected]

@@ -91,7 +91,7 @@ def test_rounding_is_felt_and_small(folder: Path) -> None:
     _, exact = replies(make_engine(folder, "auto"), 1)
     _, rounded = replies(make_engine(folder, "fp8"), 1)
     gap = np.abs(exact[0] - rounded[0])
-    # Three bits behind the leading one: 2^-4 of each key and value at most, over two layers.
+    # Three bits after the leading one: 2^-4 of each key and value at most, over two layers.
     assert 1e-4 < gap.max() < 0.5
 
 

@@ -189,22 +189,22 @@ def test_what_a_rehearsal_compiles_is_not_told(
 
 def test_other_ranks_forget_too() -> None:
     class Noting:
-        """A runner that notes the rows it forgets, and what the others are told."""
+        """A runner that notes the rows it forgets, and what the others are reported."""
 
         def __init__(self) -> None:
             self.forgotten: list[list[int]] = []
-            self.told: list[Message] = []
+            self.reported: list[Message] = []
 
         def forget(self, rows: Any) -> None:
             self.forgotten.append(rows.tolist())
 
-        def tell(self, message: Message) -> None:
-            self.told.append(decode(encode(message)))
+        def send(self, message: Message) -> None:
+            self.reported.append(decode(encode(message)))
 
     first, second = Noting(), Noting()
     rows = np.arange(3, dtype=np.int32)
     LeadRunner(first, np.zeros((0, 1), dtype=np.int32), first).forget(rows)  # type: ignore[arg-type]
-    (message,) = first.told
+    (message,) = first.reported
     assert isinstance(message, Forget)
     Follower(second).follow(message)  # type: ignore[arg-type]
     assert first.forgotten == second.forgotten == [[0, 1, 2]]

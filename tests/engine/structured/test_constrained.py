@@ -156,7 +156,7 @@ def test_aborted_choices_leave_the_others_to_their_grammars() -> None:
 @pytest.mark.parametrize("speculation", SPECULATIONS)
 def test_a_grammar_begins_behind_its_marker(speculation: str) -> None:
     """The marker comes soon, under speculation also inside drafts; before it everything is allowed,
-    and behind it two digits."""
+    and after it two digits."""
     marker = tuple(TOKENIZER.encode("):\n"))
     reader = Reader(make(speculation=SPECULATIONS[speculation]))
     digits = of_regex("[0-9]{2}")
@@ -169,10 +169,10 @@ def test_a_grammar_begins_behind_its_marker(speculation: str) -> None:
         if not places:
             continue
         begun += 1
-        behind = TOKENIZER.decode(ids[places[0] + len(marker) :], skip_special_tokens=True)
-        assert re.fullmatch("[0-9]{0,2}", behind)
+        after = TOKENIZER.decode(ids[places[0] + len(marker) :], skip_special_tokens=True)
+        assert re.fullmatch("[0-9]{0,2}", after)
         if reader.finish[handle, 0] == Finish.STOP:
-            assert re.fullmatch("[0-9]{2}", behind)
+            assert re.fullmatch("[0-9]{2}", after)
             assert ids[-1] in ENDS
     assert begun >= 6
 

@@ -11,7 +11,7 @@ from llguidance import LLMatcher
 from engine.structured.masks import MaskFiller
 from tests.engine.structured.constrained import EOS, ll_tokenizer, of_regex, of_schema
 
-VOCAB_SIZE = 8192 + 45  # ids behind the tokenizer's own, and a last word that is not full
+VOCAB_SIZE = 8192 + 45  # ids beyond the tokenizer's own, and a last word that is not full
 WORDS = -(-VOCAB_SIZE // 32)
 STALE = 0x5A5A5A5A
 SOURCES = [
@@ -72,7 +72,9 @@ def test_masks_behind_drafts_equal_a_plain_loop_and_nothing_is_left_in_the_match
                 assert (buffer[slot + place] == mask_of(ahead)).all()
                 if place + 1 < count:
                     assert ahead.consume_token(drafts[place])
-            if count <= len(drafts):  # it says that the draft behind the last mask cannot stand
+            if count <= len(
+                drafts
+            ):  # it says that the draft after the last mask cannot be accepted
                 is_end = drafts[count - 1] == EOS
                 assert is_end or not ahead.consume_token(drafts[count - 1])
                 refused, ended = refused + (not is_end), ended + is_end

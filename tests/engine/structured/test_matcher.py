@@ -24,7 +24,7 @@ def matcher(
 
 
 def waiting(source: str) -> ChoiceMatcher:
-    """A choice that may open with 5, and whose grammar then begins behind a 7."""
+    """A choice that may open with 5, and whose grammar then begins after a 7."""
     grammar = Grammar(source=source, after=(7,), unless_opened=(5,))
     return ChoiceMatcher(grammar, LLMatcher(ll_tokenizer(), source, log_level=0))
 
@@ -65,7 +65,7 @@ def test_where_drafts_would_begin_it_is_asked_without_being_noted() -> None:
     assert begins(state.masks_in([8, ONE])) == [(1, 2)]
     assert begins(state.masks_in([5, 7, 8, ONE])) == [(3, 2)]
     assert state.enter([6]) == []
-    assert begins(state.masks_in([8])) == [], "the 7 no longer stands right before it"
+    assert begins(state.masks_in([8])) == [], "the 7 is no longer right before it"
 
 
 def test_a_text_may_not_end_before_its_grammar_begins() -> None:
@@ -202,23 +202,23 @@ def test_masks_are_those_of_the_definition_however_tokens_come(seed: int) -> Non
             run.first + i: run.drafts[:i] for run in wanted.runs for i in range(1 + len(run.drafts))
         }
         for i in range(1 + len(drafts)):
-            told = _read(grammar, budget, so_far + drafts[:i])
-            assert wanted.forced.get(i) == told.forced
-            assert wanted.also.get(i) == told.also
-            assert (i in wanted.unended) == (told.grammar is None)
-            if told.grammar is None:
+            reported = _read(grammar, budget, so_far + drafts[:i])
+            assert wanted.forced.get(i) == reported.forced
+            assert wanted.also.get(i) == reported.also
+            assert (i in wanted.unended) == (reported.grammar is None)
+            if reported.grammar is None:
                 assert i not in runs
             elif i in runs:
-                behind = told.grammar if i else consumed or told.grammar
-                assert behind[len(behind) - len(runs[i]) :] == runs[i]
+                taken = reported.grammar if i else consumed or reported.grammar
+                assert taken[len(taken) - len(runs[i]) :] == runs[i]
             else:  # what was drawn is no text of the grammar's, so only the marker may come
-                assert told.also is not None or told.grammar[:1] != [ONE]
+                assert reported.also is not None or reported.grammar[:1] != [ONE]
         entered = drafts[: draw.randint(0, len(drafts))] + list(some(1, 1))
         so_far += entered
         consumed += state.enter(entered)
-        told = _read(grammar, budget, so_far)
-        if told.also is None:
-            assert consumed == (told.grammar or [])
+        reported = _read(grammar, budget, so_far)
+        if reported.also is None:
+            assert consumed == (reported.grammar or [])
 
 
 def test_choices_of_one_compiled_grammar_go_their_own_ways() -> None:

@@ -1,4 +1,4 @@
-"""Thoughts within their budgets, and grammars behind them, on the demo model."""
+"""Thoughts within their budgets, and grammars after them, on the demo model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def budget(num_tokens: int, **fields: Any) -> ThinkingBudget:
 
 
 def place_of(marker: tuple[int, ...], ids: list[int], start: int = 0) -> int | None:
-    """Where a marker stands first."""
+    """Where a marker comes first."""
     found = (i for i in range(start, len(ids)) if tuple(ids[i : i + len(marker)]) == marker)
     return next(found, None)
 

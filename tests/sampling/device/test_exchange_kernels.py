@@ -22,12 +22,14 @@ def make_mailboxes(num_ranks: int, where: str) -> list[Mailboxes]:
         torch.zeros(2 * num_ranks * MAX_PACKED, dtype=torch.int64, device=where)
         for _ in range(num_ranks)
     )
-    told = tuple(
+    reported = tuple(
         torch.zeros((NUM_PROGRAMS, num_ranks), dtype=torch.int32, device=where)
         for _ in range(num_ranks)
     )
     return [
-        Mailboxes(letters, packed, told, torch.zeros(NUM_PROGRAMS, dtype=torch.int32, device=where))
+        Mailboxes(
+            letters, packed, reported, torch.zeros(NUM_PROGRAMS, dtype=torch.int32, device=where)
+        )
         for _ in range(num_ranks)
     ]
 
@@ -87,12 +89,12 @@ def test_sums_are_in_rank_order(num_ranks: int, dtype: torch.dtype, where: str) 
 
 @pytest.mark.parametrize("where", DEVICES)
 def test_letters_follow_each_other(where: str) -> None:
-    """Sums of changing sizes, one behind another, also where numbers run over."""
+    """Sums of changing sizes, one after another, also where numbers run over."""
     boxes = make_mailboxes(2, where)
     for box in boxes:
         box.sent.fill_(2**31 - 3)
-        for told in box.received:
-            told.fill_(2**31 - 3)
+        for reported in box.received:
+            reported.fill_(2**31 - 3)
     for turn in range(8):
         count = (100, MAX_PACKED + 16, 5000, MAX_PACKED + 1)[turn % 4]
         values = [torch.full((count,), float(rank + turn), device=where) for rank in (1, 2)]
@@ -101,7 +103,7 @@ def test_letters_follow_each_other(where: str) -> None:
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="TRITON_INTERPRET=1")
-@pytest.mark.parametrize("count", [100, MAX_PACKED + 1], ids=["packed", "told"])
+@pytest.mark.parametrize("count", [100, MAX_PACKED + 1], ids=["packed", "reported"])
 def test_a_letter_waits_while_the_next_arrives(count: int) -> None:
     """Rank 0, which has all of letter 1, sends letter 2 before rank 1 has read letter 1."""
     boxes = make_mailboxes(2, "cpu")

@@ -1,4 +1,4 @@
-"""Rows of which ranks tell some words, or nothing; mailboxes are buffers of one device."""
+"""Rows of which ranks send some words, or nothing; mailboxes are buffers of one device."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ UNTOLD = -77
 def gathered(
     words: list[Tensor], counts: list[Tensor], width: int, boxes: list[Mailboxes]
 ) -> list[RaggedRows]:
-    """What each rank is told: at once on a GPU, else all send before any receives."""
+    """What each rank is reported: at once on a GPU, else all send before any receives."""
     shape = (len(words), len(words[0]))
-    told = [
+    reported = [
         RaggedRows(
             torch.full((*shape, width), UNTOLD, dtype=torch.int32, device=each.device),
             torch.full(shape, UNTOLD, dtype=torch.int32, device=each.device),
@@ -33,15 +33,21 @@ def gathered(
         torch.cuda.synchronize()
         for rank, stream in enumerate(streams):
             with torch.cuda.stream(stream):
-                row_exchange.launch(words[rank], counts[rank], told[rank], boxes[rank], rank)
+                row_exchange.launch(words[rank], counts[rank], reported[rank], boxes[rank], rank)
         torch.cuda.synchronize()
-        return told
+        return reported
     for sends in (True, False):
         for rank, each in enumerate(words):
             row_exchange.launch(
-                each, counts[rank], told[rank], boxes[rank], rank, sends=sends, receives=not sends
+                each,
+                counts[rank],
+                reported[rank],
+                boxes[rank],
+                rank,
+                sends=sends,
+                receives=not sends,
             )
-    return told
+    return reported
 
 
 @pytest.mark.parametrize("where", DEVICES)
@@ -62,13 +68,13 @@ def test_rows_are_told_as_far_as_they_must(width: int, num_ranks: int, where: st
             count = torch.randint(0, width - rank + 1, (num_rows,), generator=generator)
             count[turn] = 0
             counts.append(count.masked_fill(closed, -1).int().to(where))
-        for told in gathered(words, counts, width, boxes):
-            assert torch.equal(told.counts, torch.stack(counts))
+        for reported in gathered(words, counts, width, boxes):
+            assert torch.equal(reported.counts, torch.stack(counts))
             for rank in range(num_ranks):
                 for row in range(num_rows):
                     end = max(int(counts[rank][row]), 0)
-                    assert torch.equal(told.words[rank, row, :end], words[rank][row, :end])
-                    assert (told.words[rank, row, end:] == UNTOLD).all()
+                    assert torch.equal(reported.words[rank, row, :end], words[rank][row, :end])
+                    assert (reported.words[rank, row, end:] == UNTOLD).all()
 
 
 @pytest.mark.gpu
@@ -84,8 +90,8 @@ def test_a_graph_replays_rows_and_sums_in_turn() -> None:
     found: list[tuple[RaggedRows, Tensor]] = []
 
     def work(rank: int) -> tuple[RaggedRows, Tensor]:
-        told = row_exchange.gather_rows(words[rank], counts, 512, boxes[rank], rank)
-        return told, sum_ranks(words[rank].float(), boxes[rank], rank)
+        reported = row_exchange.gather_rows(words[rank], counts, 512, boxes[rank], rank)
+        return reported, sum_ranks(words[rank].float(), boxes[rank], rank)
 
     for rank, stream in enumerate(streams):
         with torch.cuda.stream(stream):
@@ -104,7 +110,7 @@ def test_a_graph_replays_rows_and_sums_in_turn() -> None:
             with torch.cuda.stream(stream):
                 graph.replay()
         torch.cuda.synchronize()
-        for told, total in found:
+        for reported, total in found:
             assert (total == 20 * turn + 1).all()
             for rank in range(2):
-                assert (told.words[rank, 199, :507] == turn * 10 + rank).all()
+                assert (reported.words[rank, 199, :507] == turn * 10 + rank).all()

@@ -1,4 +1,4 @@
-"""Where kernels run, and what stands in their place without Triton."""
+"""Where kernels run, and what replaces them without Triton."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ def test_a_partial_group_of_tiles_writes_nothing_behind_its_row(edited: bool, de
     source, logits = make_source(device, (edits if edited else {}) | {"kept_logprob": True})
     peaks_a_tile = TILE // PEAK
     sizes = [NUM_ROWS * NUM_TILES * width for width in (1, 1, peaks_a_tile, 1, 1, 1, 1)]
-    behind = 4 * peaks_a_tile  # more than a program can reach
-    buffers = [torch.full((size + behind,), POISON, device=device) for size in sizes]
+    beyond = 4 * peaks_a_tile  # more than a program can reach
+    buffers = [torch.full((size + beyond,), POISON, device=device) for size in sizes]
     stats = TileStats(
         *(buffer[:size].view(NUM_ROWS, -1) for buffer, size in zip(buffers, sizes, strict=True))
     )

@@ -118,7 +118,7 @@ NOTHING_LEFT = {"allowed_token_ids": (5, 2000), "bad_words": ((5,), (2000,))}
 
 @pytest.mark.parametrize(("device", "use"), PATHS)
 def test_masks_that_leave_nothing_have_a_code_of_their_own(device: str, use: str | None) -> None:
-    """Unless the raw logits are unusable: that is told first, also where masks hide it."""
+    """Unless the raw logits are unusable: that is reported first, also where masks hide it."""
     draw = Drawer(device, use)
     logits = torch.randn(NUM_ROWS, VOCAB_SIZE, generator=torch.Generator().manual_seed(4)) * 2
     logits[2, 9] = NAN

@@ -195,7 +195,7 @@ def test_lists_of_ids_and_whole_vocabularies(
 def test_what_counts_the_output_has_no_effect_on_a_prompt(
     mode: LogprobsMode, device: str, logits: torch.Tensor, history: torch.Tensor
 ) -> None:
-    """`min_tokens` above all: the ends of text may stand in a prompt, and are not banned there."""
+    """`min_tokens` above all: the ends of text may be in a prompt, and are not banned there."""
     counting: dict[str, Any] = {
         "min_tokens": OUTPUT,
         "presence_penalty": 0.6,

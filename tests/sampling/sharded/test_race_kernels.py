@@ -42,20 +42,20 @@ WISHES: list[dict[str, Any]] = [
 
 
 class HeardError(Exception):
-    """A rank has told its part, and is not answered yet."""
+    """A rank has reported its part, and is not answered yet."""
 
 
 class Turn(LoneRank):
-    """A rank that is played when others are not: it leaves what it tells, or is told all."""
+    """A rank that is played when others are not: it leaves what it sends, or is sent all."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self.told: Tensor | None = None
+        self.reported: Tensor | None = None
         self.answer: Tensor | None = None
 
     def all_gather(self, values: Tensor) -> Tensor:
         if self.answer is None:
-            self.told = values
+            self.reported = values
             raise HeardError
         return self.answer
 
@@ -90,10 +90,10 @@ def assert_alike(logits: Tensor, where: str, wishes: Sequence[dict[str, Any]], *
         for rank in ranks:
             with pytest.raises(HeardError):
                 draw(wishes, logits, where, rank, **kw)
-        told = torch.stack([rank.told for rank in ranks if rank.told is not None])
-        assert told.nbytes == size * len(wishes) * 32, "32 bytes a row are told"
+        reported = torch.stack([rank.reported for rank in ranks if rank.reported is not None])
+        assert reported.nbytes == size * len(wishes) * 32, "32 bytes a row are reported"
         for rank in ranks:
-            rank.answer = told
+            rank.answer = reported
             drawn, counted = draw(wishes, logits, where, rank, **kw)
             assert torch.equal(drawn.token_ids, alone.token_ids)
             assert torch.equal(drawn.bad, alone.bad)

@@ -1,6 +1,6 @@
 """Draws, logprobs and verification by kernels over shards: bit for bit those of one rank.
 
-Ranks are threads that take turns (`tests.sampling.ranks`); words that were not told are poisoned.
+Ranks are threads that take turns (`tests.sampling.ranks`); words that were not shown are poisoned.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def test_cuts_are_those_of_one_rank(scale: float, width: int, where: str) -> Non
 def test_turns_that_are_misled_and_the_last_resort(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first bracket misses every cut and no turn follows: logits of these rows are told."""
+    """The first bracket misses every cut and no turn follows: logits of these rows are shown."""
     monkeypatch.setattr(sharded_cut, "TURNS", 1)
 
     def misled(*arguments: Any, **options: Any) -> Brackets:
@@ -226,13 +226,13 @@ def _verify(
     batch, rows, drafts = step.make(torch.device(where), sharded(VOCAB, exchange))
     logits = own(step.logits, rows.shard).to(where)
     outcome = triton_verification.verify(logits, batch, rows, drafts, method, rates)
-    if outcome.logprobs is not None:  # undefined where no token stands, or none is asked for
+    if outcome.logprobs is not None:  # undefined where no token is kept, or none is asked for
         asks = rows.flags_np[batch.rows_np] & LOGPROBS
-        stands = torch.zeros(len(batch.rows_np), dtype=torch.bool)
+        kept = torch.zeros(len(batch.rows_np), dtype=torch.bool)
         for start, count in zip(drafts.starts.tolist(), outcome.num_new.tolist(), strict=True):
-            stands[start : start + count] = True
-        stands &= torch.from_numpy(asks != 0)
-        index = stands.nonzero().flatten().to(where)
+            kept[start : start + count] = True
+        kept &= torch.from_numpy(asks != 0)
+        index = kept.nonzero().flatten().to(where)
         outcome = outcome._replace(logprobs=outcome.logprobs.at(index))
     return outcome, rows.counts.words
 
@@ -254,13 +254,13 @@ def test_prompt_logprobs_are_those_of_one_rank(num_top: int, where: str) -> None
 
 @pytest.mark.parametrize("where", DEVICES)
 def test_no_logits_are_told(where: str) -> None:
-    """What a rank tells of a row, in bytes; its own logits are 80 KB."""
+    """What a rank sends of a row, in bytes; its own logits are 80 KB."""
     vocab_size = 40 * TILE
 
     def sent(wish: dict[str, Any], scale: float = 3.0) -> int:
         logits = make_logits(1, vocab_size, seed=10, scale=scale)
-        told = on_counting_ranks(2, lambda exchange: draw([wish], logits, exchange, where))
-        return max(sum(bytes_sent) for _, bytes_sent in told)
+        shown = on_counting_ranks(2, lambda exchange: draw([wish], logits, exchange, where))
+        return max(sum(bytes_sent) for _, bytes_sent in shown)
 
     tiles = 20 * (4 + 4 + 8 * 4)  # maxima, masses, and peaks of 128 ids
     fields = 3 * 4 * 64  # begin at multiples of so many words

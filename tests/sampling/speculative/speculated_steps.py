@@ -34,7 +34,7 @@ class Step:
         room: int32 [R]; no limit if None.
         draft_logits: float32 [slots, k, vocab_size].
         seeds, choices: R each, of the noise.
-        counted: whether the penalties are told of the drafts.
+        counted: whether the penalties are reported of the drafts.
         allowed: the ids that grammars allow at each of the n logit rows, None where they allow all.
     """
 

@@ -90,7 +90,7 @@ def assert_alike(
     together = torch.cat([found.q for found, _ in ranks], dim=2)
     assert torch.equal(together, alone.q)
     assert (alone.q[:N, DEPTH] != 7.0).all() == (method == "gumbel")
-    assert len(set(map(tuple, (told for _, told in ranks)))) == 1
+    assert len(set(map(tuple, (reported for _, reported in ranks)))) == 1
     return ranks[0][1]
 
 
@@ -101,14 +101,14 @@ def test_drafts_are_those_of_one_rank(kind: str, method: DraftMethod, size: int)
     logits = make_logits(VOCAB)
     logits[3] = logits[3].round()  # equal ones on several ranks: the lowest id is drafted
     logits[4, : 4 * TILE] = -torch.inf  # all that some ranks hold
-    told = assert_alike(logits, kind, method, size)
+    reported = assert_alike(logits, kind, method, size)
     if kind != "shard":
-        assert told == []
+        assert reported == []
         return
     batch, rows = make_rows(VOCAB)
     random = int((rows.floats[batch.rows, 0] > 0).sum())
     of_greedy, of_random = [16 * N], [4 * random, 16 * random]
-    assert told == (of_greedy if method == "greedy" else of_greedy + of_random)
+    assert reported == (of_greedy if method == "greedy" else of_greedy + of_random)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])

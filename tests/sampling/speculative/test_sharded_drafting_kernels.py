@@ -29,8 +29,8 @@ def test_drafts_are_those_of_one_rank(kind: str, method: DraftMethod, where: str
     logits = make_logits(VOCAB)
     logits[3] = logits[3].round()
     logits[4, :TILE] = -torch.inf
-    told = assert_alike(logits, kind, method, 2, where)
-    assert told == ([32 * N] if kind == "shard" else [])
+    reported = assert_alike(logits, kind, method, 2, where)
+    assert reported == ([32 * N] if kind == "shard" else [])
 
 
 @pytest.mark.parametrize("where", DEVICES)

@@ -54,7 +54,7 @@ def starts(step: Step) -> list[int]:
 def target(step: Step, row: int, depth: int, start: int) -> np.ndarray:
     """Compute p by its definition, float64 [vocab_size]; drafts before `depth` count as history."""
     params, length = step.params[row], step.num_tokens[row]
-    drafts = step.draft_ids[row, :depth] % step.vocab_size  # behind a missing one p is not used
+    drafts = step.draft_ids[row, :depth] % step.vocab_size  # after a missing one p is not used
     history = [*step.history[row, :length].tolist(), *drafts.tolist()]
     x = step.logits[start + depth, : step.vocab_size].double().numpy().copy()
     for token, bias in params.logit_bias.items():
@@ -179,7 +179,7 @@ def test_a_bad_row_keeps_the_tokens_before_it_and_stays_alone(
         assert torch.equal(verified.token_ids[others], clean.token_ids[others])
     short = int(((clean.num_new == 1) & (step.num_drafts == 3)).nonzero()[0])
     logits = step.logits.clone()
-    logits[starts(step)[short] + 1] = bad  # behind the run nobody looks
+    logits[starts(step)[short] + 1] = bad  # after the run nobody looks
     verified, _ = replace(step, logits=logits).verify()
     assert torch.equal(verified.token_ids, clean.token_ids)
     assert not verified.bad.any()

@@ -102,7 +102,7 @@ class Sample:
     """The first tokens, drafts and acceptances of many requests."""
 
     first: Tensor  # int64 [m], the token at the first position
-    second: Tensor  # int64 [m], at the second; drawn by the plain sampler where none stood
+    second: Tensor  # int64 [m], at the second; drawn by the plain sampler where none was kept
     draft_ids: Tensor  # int64 [m, K]
     num_accepted: Tensor  # int64 [m]
 
@@ -120,7 +120,7 @@ def speculate(
     """Draft, verify, and where the first draft was refused draw the next token plainly.
 
     Args:
-        counted: whether penalties are told of the drafts.
+        counted: whether penalties are reported of the drafts.
         written: at how many depths the draft logits reach verification.
         masks: what grammars allow at the depths of a step, from its drafts.
         next_mask: what they allow after the first token where its draft was refused, from that
@@ -162,7 +162,7 @@ def speculate(
 def second_tokens(
     verified: Verification, one: SamplingBatch, rows: SamplingRows, allowed: list[list[int]]
 ) -> Tensor:
-    """The second token of each row, int64; drawn by the plain sampler where only one stands.
+    """The second token of each row, int64; drawn by the plain sampler where only one is kept.
 
     Args:
         one: the rows as they draw their first token.
@@ -269,7 +269,7 @@ def test_blocks_keep_the_distribution_and_are_accepted_as_theory_says(name: str)
         accepted = int((sample.num_accepted > depth).sum())
         assert stats.binomtest(accepted, len(sample.first), rate).pvalue > ODDS
     p, q = [target(0, [], wish)], [draft(depth, wish) for depth in range(K)]
-    alone = np.minimum(p[0], q[0])  # what stands where each draft is decided by itself
+    alone = np.minimum(p[0], q[0])  # what is accepted where each draft is decided by itself
     both = sum(alone[x] * np.minimum(target(1, [x], wish), q[1]).sum() for x in range(VOCAB))
     assert sum(block_rates(wish)) > alone.sum() + both + 0.005
 
@@ -298,7 +298,7 @@ def again_p_value(monkeypatch: pytest.MonkeyPatch) -> float:
 
 
 def drafted(step: Step, length: int, target_logits: Tensor, draft_logits: Tensor) -> Verification:
-    """A step of drafts drawn behind `length` tokens, verified as a block."""
+    """A step of drafts drawn after `length` tokens, verified as a block."""
     step.logits = target_logits.repeat(NUM_ROWS, 1)
     batch, rows, _ = step.make(torch.device("cpu"))
     rows_np = np.arange(NUM_ROWS, dtype=np.int32)

@@ -115,20 +115,20 @@ def assert_equal(ours: Verification, wanted: Verification, step: Step) -> None:
     assert ours.logprobs is not None
     lengths = step.num_drafts.long() + 1
     starts = lengths.cumsum(0) - lengths
-    standing = [
+    kept = [
         start + depth
         for row, start in enumerate(starts.tolist())
         for depth in range(int(wanted.num_new[row]))
         if step.params[row].logprobs is not None or step.params[row].kept_logprob
     ]
-    assert standing
+    assert kept
     for name, want in wanted.logprobs._asdict().items():
-        have = getattr(ours.logprobs, name).cpu()[standing]
+        have = getattr(ours.logprobs, name).cpu()[kept]
         if want.dtype == torch.int32:
-            assert torch.equal(have, want[standing]), name
+            assert torch.equal(have, want[kept]), name
         else:  # values are float32(x - offset); the offsets' masses agree to 2**-18
             atol = KEPT_ERROR if name == "kept" else 1e-5
-            torch.testing.assert_close(have, want[standing], rtol=1e-6, atol=atol)
+            torch.testing.assert_close(have, want[kept], rtol=1e-6, atol=atol)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -24,9 +24,9 @@ class FakeServer:
         token_s: seconds a token takes.
         refuses: status of every completion, where it is not 200.
         breaks: every n-th completion fails in the middle: its connection ends (`drop`), or its
-            stream tells an error (`event`).
+            stream reports an error (`event`).
         hangs: completions are never answered.
-        closes: a connection ends behind each reply, unannounced.
+        closes: a connection ends after each reply, unannounced.
         has_usage: replies count tokens.
     """
 

@@ -12,7 +12,7 @@ from server.bench.results import BenchResults, Pass, Point
 
 
 def stream(first_s: float, *gaps_s: float, sent_s: float = 0.0, tokens: int = 0) -> Exchange:
-    """A stream of a chunk and one behind each gap, a token each unless told otherwise."""
+    """A stream of a chunk and one after each gap, a token each unless reported otherwise."""
     streaming = sum(gaps_s)
     return Exchange(
         sent_s=sent_s,

@@ -128,7 +128,7 @@ async def test_a_server_that_is_gone() -> None:
     ],
 )
 async def test_replies_as_bytes(raw: bytes, error: str | None) -> None:
-    """A reply without a length ends with its connection; what is no reply is told as such."""
+    """A reply without a length ends with its connection; what is no reply is reported as such."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

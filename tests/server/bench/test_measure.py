@@ -19,9 +19,9 @@ from tests.server.bench.fake_server import MODEL, FakeServer, fake_server
 
 
 def run(fake: FakeServer, **fields: Any) -> tuple[BenchResults, list[LoadProgress]]:
-    """Results, and what the display was told."""
+    """Results, and what the display was sent."""
     shown: list[LoadProgress] = []
-    told: list[Point] = []
+    reported: list[Point] = []
     given: dict[str, Any] = {
         "workloads": ["stream"],
         "concurrencies": [1024],
@@ -35,8 +35,8 @@ def run(fake: FakeServer, **fields: Any) -> tuple[BenchResults, list[LoadProgres
         "timeout_s": 60.0,
     }
     config = BenchConfig(target=parse_target(fake.url, key=None), model=MODEL, **(given | fields))
-    results = measure(config, lambda _, progress, __: shown.append(progress), told.append)
-    assert results.points == told
+    results = measure(config, lambda _, progress, __: shown.append(progress), reported.append)
+    assert results.points == reported
     return results, shown
 
 

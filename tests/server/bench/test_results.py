@@ -1,4 +1,4 @@
-"""Results are written and read again; another file is told as such."""
+"""Results are written and read again; another file is refused as such."""
 
 from __future__ import annotations
 

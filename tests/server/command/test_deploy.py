@@ -79,18 +79,18 @@ def test_a_taken_port_is_told_before_ray_starts(
 
 
 @pytest.mark.parametrize(
-    ("messages", "told"),
+    ("messages", "reported"),
     [
         (["", "Traceback:\n  f()\nengine.errors.ConfigError: too small: lower it\n\nbye"],
          "too small: lower it"),
         (["healthy"], "it failed"),
     ],
 )  # fmt: skip
-def test_the_cause_of_a_failed_start_is_told(messages: list[str], told: str) -> None:
+def test_the_cause_of_a_failed_start_is_told(messages: list[str], reported: str) -> None:
     deployments = {str(i): SimpleNamespace(message=each) for i, each in enumerate(messages)}
     status = SimpleNamespace(applications={"name": SimpleNamespace(deployments=deployments)})
     fleet: Any = SimpleNamespace(NAME="name", serve=SimpleNamespace(status=lambda: status))
-    assert deploy_command._reason(fleet, RuntimeError("it failed")) == told
+    assert deploy_command._reason(fleet, RuntimeError("it failed")) == reported
 
 
 def config(**given: object) -> FleetConfig:
@@ -167,5 +167,5 @@ def test_ray_gets_a_token_of_its_own_unless_it_is_told_otherwise() -> None:
     first, second = deploy_command.ray_variables({}), deploy_command.ray_variables({})
     assert first["RAY_AUTH_MODE"] == "token"
     assert first["RAY_AUTH_TOKEN"] != second["RAY_AUTH_TOKEN"]
-    told = {"RAY_AUTH_TOKEN_PATH": "/run/token", "RAY_USAGE_STATS_ENABLED": "1"}
-    assert deploy_command.ray_variables(told) == {}
+    reported = {"RAY_AUTH_TOKEN_PATH": "/run/token", "RAY_USAGE_STATS_ENABLED": "1"}
+    assert deploy_command.ray_variables(reported) == {}

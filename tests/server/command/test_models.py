@@ -1,4 +1,4 @@
-"""Names of models that cannot be found are told at once, whether or not there is a network."""
+"""Names of models that cannot be found are named at once, whether or not there is a network."""
 
 from __future__ import annotations
 

@@ -50,11 +50,11 @@ def test_a_file_gets_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_phases_tell_their_progress_and_log_their_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told: list[tuple[str, int, int]] = []
+    reported: list[tuple[str, int, int]] = []
     clock = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(progress, "_reported_at", 101.0)  # by an earlier phase
-    on_progress(lambda *news: told.append(news))
+    on_progress(lambda *news: reported.append(news))
     try:
         report(1, 5)  # in no phase
         with caplog.at_level("INFO", "engine.progress"), phase("loading weights"):
@@ -65,7 +65,7 @@ def test_phases_tell_their_progress_and_log_their_time(
             raise ValueError("broken")
     finally:
         on_progress(lambda *news: None)
-    assert told == [
+    assert reported == [
         *(("loading weights", 0, 0), ("loading weights", 1, 3), ("loading weights", 1, 1)),
         *(("measuring memory", 0, 0), ("measuring memory", 1, 1)),
     ]

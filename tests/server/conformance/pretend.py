@@ -51,10 +51,10 @@ class PretendServer:
             try:
                 return self._post(path, body)
             except RefusalError as error:
-                told = {"message": str(error), "type": "invalid", "param": None, "code": None}
+                reported = {"message": str(error), "type": "invalid", "param": None, "code": None}
                 if self.fault == "error object":
-                    del told["param"]
-                return json_reply(error.status, {"error": told})
+                    del reported["param"]
+                return json_reply(error.status, {"error": reported})
 
     def _post(self, path: str, body: Any) -> RemoteReply:
         if isinstance(body, bytes):
@@ -205,15 +205,15 @@ class PretendServer:
 
     def _echo(self, choice: Json, prompt: str, body: Json) -> None:
         choice["text"] = prompt + choice["text"]
-        if (told := choice.get("logprobs")) is None:
+        if (reported := choice.get("logprobs")) is None:
             return
         whole = [
             math.log(self._distribution(prompt[i - 1], 0).get(prompt[i], 1e-9))
             - 0.5 * (self.fault == "echo's values")
             for i in range(1, len(prompt))
         ]
-        told["tokens"] = [*prompt, *told["tokens"]]
-        told["token_logprobs"] = [None, *whole, *told["token_logprobs"]]
+        reported["tokens"] = [*prompt, *reported["tokens"]]
+        reported["token_logprobs"] = [None, *whole, *reported["token_logprobs"]]
 
     def _forced(self, body: Json) -> str | None:
         kind = (body.get("response_format") or {}).get("type")

@@ -118,15 +118,15 @@ def test_what_a_server_says_that_it_does_not_do_is_no_failure() -> None:
 
 def test_the_reports_say_the_same() -> None:
     results = list(run_checks(subject("top_k")))
-    told = {"url": "http://pretend", "model": "<toy>", "made": "now"}
+    reported = {"url": "http://pretend", "model": "<toy>", "made": "now"}
     table = [line(result) for result in results]
     assert sum(" FAIL " in row for row in table) == 1
     assert header().split()[:3] == ["group", "check", "result"]
-    written = document(results, told)
+    written = document(results, reported)
     assert [check["status"] for check in written["checks"]].count("fail") == 1
     assert all(check["should_be"].endswith(".") for check in written["checks"])
     assert "40 checks: 39 pass, 1 fail" in summary(results)
-    html = page(results, told)
+    html = page(results, reported)
     assert "&lt;toy&gt; at http://pretend" in html
     assert html.count('class="fail"') == 1
     assert meaning("parameters", "top k") in html

@@ -1,4 +1,4 @@
-"""Events of one kind told at once."""
+"""Events of one kind reported at once."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def test_events_of_one_kind_are_joined_and_calls_are_not(events: list[Event]) ->
     for kind, run in groupby(found, key=lambda event: event.kind):
         assert kind == "call" or len(list(run)) == 1
 
-    def told(events: list[Event]) -> list[tuple[str, str]]:
+    def shown(events: list[Event]) -> list[tuple[str, str]]:
         """Each character by its kind, and calls whole."""
         return [(k, part) for k, text in events for part in ([text] if k == "call" else text)]
 
-    assert told(found) == told(events)
+    assert shown(found) == shown(events)
 
 
 def test_frames_are_named_by_their_type() -> None:

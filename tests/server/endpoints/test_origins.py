@@ -25,13 +25,13 @@ def speculating(text: str = "abcXYZdef") -> FakeEngine:
 
 def joined(chunks: list[dict[str, Any]]) -> dict[int, list[str]]:
     """The origins of each choice of a stream, one for each of its ids."""
-    told: dict[int, list[str]] = {}
+    reported: dict[int, list[str]] = {}
     for chunk in chunks:
         for part in chunk["choices"]:
             origins = part.get("token_origins", [])
             assert len(origins) == len(part.get("token_ids", []))
-            told.setdefault(part["index"], []).extend(origins)
-    return told
+            reported.setdefault(part["index"], []).extend(origins)
+    return reported
 
 
 CUTS: list[dict[str, Any]] = [
@@ -52,8 +52,10 @@ async def test_completions(fields: dict[str, Any]) -> None:
         choices = (await site.complete(prompt="ab", **wish))["choices"]
         for choice in choices:
             assert choice["token_origins"] == IN_TURN[: len(choice["token_ids"])]
-        told = joined(await site.stream(prompt="ab", **wish))
-        assert [told[i] for i in sorted(told)] == [choice["token_origins"] for choice in choices]
+        reported = joined(await site.stream(prompt="ab", **wish))
+        assert [reported[i] for i in sorted(reported)] == [
+            choice["token_origins"] for choice in choices
+        ]
 
 
 @pytest.mark.parametrize("fields", [{}, {"n": 2}, {"stop": ["XYZ"]}])
@@ -63,8 +65,10 @@ async def test_chats(fields: dict[str, Any]) -> None:
         choices = (await chat(site, **wish))["choices"]
         for choice in choices:
             assert choice["token_origins"] == IN_TURN[: len(choice["token_ids"])]
-        told = joined(await chat_stream(site, **wish))
-        assert [told[i] for i in sorted(told)] == [choice["token_origins"] for choice in choices]
+        reported = joined(await chat_stream(site, **wish))
+        assert [reported[i] for i in sorted(reported)] == [
+            choice["token_origins"] for choice in choices
+        ]
 
 
 async def test_replies_that_are_taken_apart() -> None:

@@ -151,7 +151,7 @@ def test_modules_are_small() -> None:
 def test_libraries_tell_where_they_are_from() -> None:
     about = (FOLDER / "vendor" / "README.md").read_text()
     licences = (FOLDER / "vendor" / "LICENSES.txt").read_text()
-    told = set(re.findall(r"`([\w-]+\.(?:js|css))`", about))
-    assert told == {path.name for path in (FOLDER / "vendor").glob("*.[jc]s*")}
+    reported = set(re.findall(r"`([\w-]+\.(?:js|css))`", about))
+    assert reported == {path.name for path in (FOLDER / "vendor").glob("*.[jc]s*")}
     for package in re.findall(r"`(@?[\w/-]+)` \d+\.\d+\.\d+ \|", about):
         assert f"== {package}" in licences

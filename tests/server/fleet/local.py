@@ -24,7 +24,7 @@ class LocalReplicas:
 
     Attributes:
         sent: the replica of each request, in order.
-        aborts: what replicas were told to end.
+        aborts: what replicas were asked to end.
         dead: replicas that no longer answer; requests there fail at their next message.
         silent: replicas that do not report.
         followed: changes of adapters that were sent to all.

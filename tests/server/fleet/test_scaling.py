@@ -42,8 +42,8 @@ def test_what_it_asks_for_it_keeps(count: int, rows: int, load: int) -> None:
     for _ in range(200):
         running = min(load, count * rows)
         nothing = [0.0] * (count - 1)
-        told = ([float(load - running), *nothing], [float(running), *nothing], float(rows))
-        new = wanted(*told)
+        reported = ([float(load - running), *nothing], [float(running), *nothing], float(rows))
+        new = wanted(*reported)
         assert new is not None
         assert new >= 1
         went_up, went_down = went_up or new > count, went_down or new < count

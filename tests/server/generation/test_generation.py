@@ -157,8 +157,8 @@ async def test_a_dead_engine_is_told_to_the_reader_and_to_who_submits() -> None:
 
 
 async def test_cached_tokens_and_drafts_are_told_where_there_are_any(site: Site) -> None:
-    async with in_process(prompt_tokens_details=True) as told:
-        generation = await generation_of(told, prompt=["abcd", "ab"], max_tokens=1)
+    async with in_process(prompt_tokens_details=True) as reported:
+        generation = await generation_of(reported, prompt=["abcd", "ab"], max_tokens=1)
         with generation:
             await generation.submit()
             await finish(generation)

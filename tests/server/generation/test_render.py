@@ -82,7 +82,7 @@ class TestChoice:
         assert first["logprobs"]["ranks"] == [None, 1, 0, 1]
         later = rendered(wanted, piece("xy", first=False, starts=[5, 6], logprobs=values(2)))
         assert (later["text"], "prompt_token_ids" in later) == ("xy", False)
-        assert later["logprobs"]["text_offset"] == [7, 8]  # behind the echoed text
+        assert later["logprobs"]["text_offset"] == [7, 8]  # after the echoed text
 
     def test_without_reported_values_the_prompt_has_none(self) -> None:
         wanted = form(num_prompt_top=1, prompt_explicit_ids=np.array([5]))

@@ -107,7 +107,9 @@ class TestReplySize:
         assert caught.value.param == "prompt"
         assert "1005 values, at most 1000 (--max-reply-values)" in caught.value.message
         assert "n 5 x 40 prompt tokens x (1 + 3 prompt logprobs + 1" in caught.value.message
-        check_reply_size(spec(form(), n=5), prompts(1, 10**6, 1), CONFIG)  # nothing is told of it
+        check_reply_size(
+            spec(form(), n=5), prompts(1, 10**6, 1), CONFIG
+        )  # nothing is reported of it
         with pytest.raises(ApiError):
             check_reply_size(spec(form(echo=True)), prompts(1, 1001, 1), CONFIG)
 

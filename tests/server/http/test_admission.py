@@ -117,4 +117,4 @@ async def test_leaving_twice_does_no_harm() -> None:
     admission.leave(submission)
     admission.leave(submission)
     admission.fail_all(EngineDeadError("gone"))
-    assert submission.take() == [], "nobody is told who has left"
+    assert submission.take() == [], "nobody hears who has left"

@@ -1,4 +1,4 @@
-"""What clients are told where the engine cannot answer."""
+"""What clients get where the engine cannot answer."""
 
 from __future__ import annotations
 

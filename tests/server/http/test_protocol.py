@@ -130,7 +130,7 @@ class TestSize:
             assert (await raw.reply())[0] == 200
 
     async def test_bodies_do_not_count(self) -> None:
-        """In pieces, chunked or not, and a request behind them in the same piece."""
+        """In pieces, chunked or not, and a request after them in the same piece."""
         async with on_a_port() as site:
             raw = await Raw.open(site)
             body = BODY[:-1] + b" " * 300_000 + b"}"

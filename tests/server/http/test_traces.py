@@ -68,7 +68,7 @@ async def test_a_request_is_a_span_with_its_parts(collector: Collector) -> None:
     assert collector.resources[0]["service.name"] == "tailrace"
     assert whole.kind == Span.SPAN_KIND_SERVER
     assert not whole.parent_span_id
-    told = attributes(whole)
+    reported = attributes(whole)
     wanted = {
         "gen_ai.operation.name": "text_completion",
         "gen_ai.provider.name": "tailrace",
@@ -88,7 +88,7 @@ async def test_a_request_is_a_span_with_its_parts(collector: Collector) -> None:
         "http.response.status_code": 200,
         "tailrace.outcome": "success",
     }
-    assert {name: told.get(name) for name in wanted} == wanted
+    assert {name: reported.get(name) for name in wanted} == wanted
     queue, prefill, decode = parts(collector, whole)
     assert [span.name for span in (queue, prefill, decode)] == ["queue", "prefill", "decode"]
     stamps = [whole.start_time_unix_nano, queue.start_time_unix_nano]
@@ -127,10 +127,10 @@ async def test_streams_chats_and_scores(collector: Collector) -> None:
     roots = [span for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER]
     names = sorted(span.name for span in roots)
     assert names == [f"chat {MODEL}", f"score {MODEL}", f"text_completion {MODEL}"]
-    told = {span.name: attributes(span) for span in roots}
-    assert told[f"chat {MODEL}"]["gen_ai.response.finish_reasons"] == ["stop"]
-    assert told[f"score {MODEL}"]["gen_ai.usage.input_tokens"] == 3
-    assert "gen_ai.request.temperature" not in told[f"score {MODEL}"]
+    reported = {span.name: attributes(span) for span in roots}
+    assert reported[f"chat {MODEL}"]["gen_ai.response.finish_reasons"] == ["stop"]
+    assert reported[f"score {MODEL}"]["gen_ai.usage.input_tokens"] == 3
+    assert "gen_ai.request.temperature" not in reported[f"score {MODEL}"]
 
 
 async def test_refusals_and_failures(collector: Collector) -> None:
@@ -139,13 +139,13 @@ async def test_refusals_and_failures(collector: Collector) -> None:
         await site.refused(prompt="a", temperature=-1)
         await site.refused(500, prompt="a", max_tokens=2)
     refused, failed = (s for s in collector.spans if s.kind == Span.SPAN_KIND_SERVER)
-    told = attributes(refused)
-    assert (refused.name, told["http.response.status_code"]) == ("text_completion", 400)
-    assert (told["tailrace.outcome"], refused.status.code) == (
+    reported = attributes(refused)
+    assert (refused.name, reported["http.response.status_code"]) == ("text_completion", 400)
+    assert (reported["tailrace.outcome"], refused.status.code) == (
         *("client_error", Status.STATUS_CODE_UNSET),
     )
-    told = attributes(failed)
-    assert (told["tailrace.outcome"], told["error.type"]) == ("server_error", "500")
+    reported = attributes(failed)
+    assert (reported["tailrace.outcome"], reported["error.type"]) == ("server_error", "500")
     assert failed.status.code == Status.STATUS_CODE_ERROR
     assert failed.status.message
     names = [part.name for part in parts(collector, failed)]
@@ -167,7 +167,7 @@ async def test_a_dead_collector_hurts_nobody(
         await asyncio.to_thread(traces.close)
         assert not traces._thread.is_alive()
     lines = [r for r in caplog.records if r.name.startswith("opentelemetry.exporter")]
-    assert len(lines) <= 1, "told once"
+    assert len(lines) <= 1, "reported once"
 
 
 async def test_a_collector_that_never_answers_is_waited_for_within_a_bound(
@@ -229,8 +229,8 @@ def test_a_request_without_a_trace_leaves_the_others_theirs(
     for report in (broken, lambda: wrong, lambda: REPORT):
         traces.record(SCOPE, RequestAccount(report=report), "/v1/score", "success", 0.1)
     traces.close()
-    told = [record.message for record in caplog.records if record.name == "tailrace"]
-    assert told == ["a request has no trace"] * 2
+    reported = [record.message for record in caplog.records if record.name == "tailrace"]
+    assert reported == ["a request has no trace"] * 2
     assert len(collector.spans) == 1
 
 

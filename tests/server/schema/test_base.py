@@ -191,9 +191,9 @@ class TestManyErrors:
         body = {"prompt": "x", **{f"zz{i}": 1 for i in range(count)}}
         error = refusal(json.dumps(body).encode())
         assert error.param == "zz0"
-        told = [f"unknown field 'zz{i}'" for i in range(MAX_ERRORS)]
+        reported = [f"unknown field 'zz{i}'" for i in range(MAX_ERRORS)]
         more = f" (and {count - MAX_ERRORS} more)" if count > MAX_ERRORS else ""
-        assert error.message == "; ".join(told) + more
+        assert error.message == "; ".join(reported) + more
 
     @pytest.mark.parametrize(
         ("body", "words"),

@@ -1,4 +1,4 @@
-"""Texts of labels as ids behind a prompt, with the demo model's tokenizer."""
+"""Texts of labels as ids after a prompt, with the demo model's tokenizer."""
 
 from __future__ import annotations
 

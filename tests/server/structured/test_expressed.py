@@ -106,7 +106,7 @@ def test_nothing_is_no_opposite() -> None:
 
 
 def test_what_a_reference_names_is_not_said_beside_it() -> None:
-    """llguidance takes a schema that holds itself only where nothing stands beside the name."""
+    """llguidance takes a schema that holds itself only where nothing is beside the name."""
     node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node", "type": "object"}}}
     schema = {"$ref": "#/$defs/node", "$defs": {"node": node}}
     grammar = checked("json", schema)

@@ -134,7 +134,7 @@ ODD: list[Any] = [None, True, -1, 1.5, 1e400, "a", [], {}, [None], ["a"], [{}], 
 
 @pytest.mark.parametrize("keyword", KEYWORDS)
 def test_keywords_of_any_kind_are_taken_or_refused(keyword: str) -> None:
-    """Nothing else is raised, whatever stands where a schema, a name or a number should."""
+    """Nothing else is raised, whatever is where a schema, a name or a number should."""
     for value in ODD:
         odd = {keyword: value, "maxProperties": 1, "properties": {"a": {}}}
         names = {"propertyNames": odd, "dependencies": {"a": odd}, "uniqueItems": True}
@@ -152,7 +152,7 @@ def test_a_schema_nested_too_deep() -> None:
 
 
 def test_a_wide_schema_is_searched_for_a_while_only() -> None:
-    """The message stands without a place where that would take long to find."""
+    """The message is without a place where that would take long to find."""
     members = {f"m{i}": {"type": "string", "pattern": f"^[a-z]{{{i % 50}}}$"} for i in range(2000)}
     error = refused(
         {"type": "object", "properties": {**members, "last": {"not": {"pattern": "x"}}}}

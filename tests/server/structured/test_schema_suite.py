@@ -18,7 +18,7 @@ TOO_LARGE = "bignum.json"
 
 
 def grammar_of(case: SuiteCase) -> CheckedGrammar | None:
-    """The grammar of a schema; None where it is refused, and told why."""
+    """The grammar of a schema; None where it is refused, with the reason."""
     try:
         return checked("json", case.schema)
     except ApiError as error:
@@ -43,7 +43,7 @@ def test_nothing_invalid_is_taken_and_every_refusal_names_its_keyword() -> None:
         for value, is_valid in case.instances:
             text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
             is_taken = matches(grammar, text)
-            if is_valid:  # an object's keys may stand in an order that the grammar does not
+            if is_valid:  # an object's keys may be in an order that the grammar does not
                 counts["valid"] += 1
                 counts["taken"] += is_taken
             elif is_taken and not case.is_required and case.name.split(": ")[0].endswith(LOOSE):

@@ -14,7 +14,7 @@ from tests.server.slowness import fastest, slowness
 
 
 def first_match(stops: Sequence[str], text: str, ignored: int = 0) -> Match | None:
-    """By definition: the least end behind `ignored`, of those that end there the longest."""
+    """By definition: the least end after `ignored`, of those that end there the longest."""
     found = [
         (end, -len(stop), stop)
         for stop in stops

@@ -87,7 +87,7 @@ async def test_an_error_keeps_no_arguments(pool: ProcessPool) -> None:
         gc.enable()
 
 
-def told(*args: object) -> list[tuple[str, object]]:
+def reported(*args: object) -> list[tuple[str, object]]:
     return [(type(arg).__name__, arg) for arg in args]
 
 
@@ -105,7 +105,7 @@ async def test_large_bytes_go_beside_the_pickle(
         return text
 
     monkeypatch.setattr(pickle, "dumps", noted)
-    found = await pool.run(30.0, told, larger, b"small", large, 7)
+    found = await pool.run(30.0, reported, larger, b"small", large, 7)
     assert found == [
         ("bytes", bytes(larger)),
         ("bytes", b"small"),

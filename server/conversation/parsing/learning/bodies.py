@@ -59,12 +59,12 @@ class Written:
 
     Attributes:
         frame: around calls from their names to the ends of their arguments.
-        behind: between a name and its arguments.
+        following: between a name and its arguments.
         id_pattern: of the id in them; empty for none.
     """
 
     frame: Frame
-    behind: str
+    following: str
     id_pattern: str
 
 
@@ -73,7 +73,7 @@ def format_of_body(scenes: Scenes) -> ToolFormat | None:
     place, written, maker = scenes.place, written_of(scenes), StateMaker()
     body = body_frame(scenes)
     syntax = CallSyntax(
-        begin=f"{written.frame.begin}{{name}}{written.behind}",
+        begin=f"{written.frame.begin}{{name}}{written.following}",
         end=written.frame.end,
         opening=written.frame.opening,
         separator=written.frame.separator,
@@ -88,7 +88,7 @@ def format_of_body(scenes: Scenes) -> ToolFormat | None:
             learned = assemble(maker, body, "calls", syntax, scenes.wrappers, leads_by="[")
             return None if learned is None else replace(learned, tool_names=PYTHON_NAMES)
         return assemble(maker, body, "calls", syntax, scenes.wrappers, leads_by="[{")
-    before, behind, pattern = name_field(body.begin, written.behind)
+    before, following, pattern = name_field(body.begin, written.following)
     arguments: State = JsonArguments(after="after")
     if place.manner == "bare":
         arguments = BareArguments(after="after", quote=place.quote)
@@ -104,7 +104,7 @@ def format_of_body(scenes: Scenes) -> ToolFormat | None:
             json_end="",
         )
     maker.add(arguments, "arguments")
-    ways = (maker.way(behind, "arguments"), Exit("{", to="arguments", keeps=True))
+    ways = (maker.way(following, "arguments"), Exit("{", to="arguments", keeps=True))
     maker.add(Field("name", tuple(filter(None, ways)), pattern=pattern), "name")
     return assemble(maker, replace(body, begin=before), "name", syntax, scenes.wrappers)
 
@@ -123,17 +123,17 @@ def _calls(place: CallPlace) -> State:
 def written_of(scenes: Scenes) -> Written:
     """The texts around names and arguments."""
     one, place, middle = scenes.one.text, scenes.place, None
-    behind = _plain(one[place.name[1] : place.arguments[0]])
+    following = _plain(one[place.name[1] : place.arguments[0]])
     if scenes.two is not None:
         text, places = scenes.two.text, scenes.two.places
         middle = _plain(text[places[0].arguments[1] : places[1].name[0]])
         own = [_plain(text[p.name[1] : p.arguments[0]]) for p in places]
-        behind = common_start(*own) or behind
+        following = common_start(*own) or following
     before, after = _plain(one[: place.name[0]]), _plain(one[place.arguments[1] :])
     frame = frame_of(before, middle, after)
-    around = frame.begin + behind
+    around = frame.begin + following
     is_number = _PROBE_ID.search(one) is None
-    return Written(frame, behind, "" if ID not in around else _NUMBER if is_number else _ANY_ID)
+    return Written(frame, following, "" if ID not in around else _NUMBER if is_number else _ANY_ID)
 
 
 def _plain(text: str) -> str:

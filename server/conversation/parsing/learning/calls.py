@@ -1,4 +1,4 @@
-"""Where calls stand in a rendered text, and in which manner they are written."""
+"""Where calls are in a rendered text, and in which manner they are written."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CallPlace:
 
 
 def find_calls(text: str, calls: Sequence[ProbeCall], at: int = 0) -> list[CallPlace] | None:
-    """Where calls stand, in their order; None where not all of them are found."""
+    """Where calls are, in their order; None where not all of them are found."""
     places: list[CallPlace] = []
     for call in calls:
         place = _find(text, call, at)

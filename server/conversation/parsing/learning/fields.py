@@ -1,4 +1,4 @@
-"""Formats whose arguments stand one by one, each a key and a value with markers around."""
+"""Formats whose arguments come one by one, each a key and a value with markers around."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def format_of_fields(scenes: Scenes) -> ToolFormat | None:
     if fields is None:
         return None
     maker, written = StateMaker(), written_of(scenes)
-    name_end = common_start(written.behind, fields.name_end) or fields.name_end
+    name_end = common_start(written.following, fields.name_end) or fields.name_end
     frame = _frame(scenes, fields)
-    before, behind, pattern = name_field(frame.begin, with_id(name_end))
+    before, following, pattern = name_field(frame.begin, with_id(name_end))
     kinds = _kinds(scenes, fields.assigned)
     field_begin = maker.way(fields.begin, "key")
     closers = chunks(frame.end) or chunks(frame.closing)
@@ -62,7 +62,7 @@ def format_of_fields(scenes: Scenes) -> ToolFormat | None:
         return None
     own = between((field_begin, *ends))
     maker.add(own, "parameters")
-    name_way = maker.way(behind, "parameters")
+    name_way = maker.way(following, "parameters")
     name_ways = (field_begin, *ends) if name_way is None else (name_way,)
     maker.add(Field("name", tuple(filter(None, name_ways)), pattern=pattern), "name")
     if not _add_values(maker, fields, kinds):
@@ -125,7 +125,7 @@ class _Kinds:
     Attributes:
         text, json: for strings, and for other values, where `{type}` may stand for their type.
         words: by JSON type, the word for it.
-        before, behind: what both have around the word; empty where nothing differs.
+        before, following: what both have around the word; empty where nothing differs.
         word: what says that a value is a string.
     """
 
@@ -133,7 +133,7 @@ class _Kinds:
     json: str
     words: Mapping[str, str]
     before: str = ""
-    behind: str = ""
+    following: str = ""
     word: str = ""
 
 
@@ -147,14 +147,14 @@ def _kinds(scenes: Scenes, assigned: str) -> _Kinds:
     if all(other == assigned for other in others.values()):
         return _Kinds(assigned, assigned, {})
     texts = [assigned, *others.values()]
-    before, behind = texts[0], texts[0]
+    before, following = texts[0], texts[0]
     for other in texts[1:]:
-        before, behind = common_start(before, other), common_end(behind, other)
-    words = {kind: text[len(before) : len(text) - len(behind)] for kind, text in others.items()}
-    word = assigned[len(before) : len(assigned) - len(behind)]
+        before, following = common_start(before, other), common_end(following, other)
+    words = {kind: text[len(before) : len(text) - len(following)] for kind, text in others.items()}
+    word = assigned[len(before) : len(assigned) - len(following)]
     is_same = len(set(words.values())) == 1
-    json = before + (next(iter(words.values())) if is_same else "{type}") + behind
-    return _Kinds(assigned, json, {} if is_same else words, before, behind, word)
+    json = before + (next(iter(words.values())) if is_same else "{type}") + following
+    return _Kinds(assigned, json, {} if is_same else words, before, following, word)
 
 
 def _add_values(maker: StateMaker, fields: _Fields, kinds: _Kinds) -> bool:
@@ -174,11 +174,11 @@ def _add_values(maker: StateMaker, fields: _Fields, kinds: _Kinds) -> bool:
     if not kinds.word:
         way = maker.way(kinds.text, "value")
     else:
-        behind = chunks(kinds.behind)
-        if len(behind) != 1:
+        following = chunks(kinds.following)
+        if len(following) != 1:
             return False
         routes = ((re.escape(kinds.word), "text"),)
-        maker.add(Field("kind", (Exit(behind[0], to="value"),), routes=routes), "kind")
+        maker.add(Field("kind", (Exit(following[0], to="value"),), routes=routes), "kind")
         way = maker.way(kinds.before, "kind")
     if way is None:
         return False

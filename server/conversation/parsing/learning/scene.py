@@ -29,7 +29,7 @@ class Stage:
     """Renders replies with calls, and cuts them out of their conversations.
 
     Args:
-        reasoning: the format of thoughts, which may stand before calls.
+        reasoning: the format of thoughts, which may be before calls.
         ends: texts of the tokens that end a reply.
     """
 
@@ -90,8 +90,8 @@ class Stage:
         if last is None:
             return None
         reply_end = self._tail[len(self._wrapper) :] or self._tail
-        behind = text[last[-1].body[1] :]
-        shared = common_end(behind, reply_end)
+        following = text[last[-1].body[1] :]
+        shared = common_end(following, reply_end)
         own = text[: len(text) - len(shared)].strip()
         for mark in self._ends:
             own = own.removesuffix(mark).rstrip()

@@ -86,21 +86,21 @@ def is_marked(text: str) -> bool:
     return text[:1] in "<[" and len(text) > _SHORT
 
 
-def name_field(before: str, behind: str) -> tuple[str, str, str]:
+def name_field(before: str, following: str) -> tuple[str, str, str]:
     """Cut from the texts around a name what may be missing there.
 
     Returns:
         both texts without it, and the expression of a name with it; empty for the name alone.
     """
     prefix = _NAME_PREFIX.search(before.rstrip())
-    suffix = _NAME_SUFFIX.match(behind)
+    suffix = _NAME_SUFFIX.match(following)
     if prefix is None and suffix is None:
-        return before, behind, ""
+        return before, following, ""
     pattern = r"(?P<name>[\w.:/-]+?)"
     if prefix is not None:
         before = before.rstrip()[: prefix.start()]
         pattern = f"(?:{re.escape(prefix.group())})?{pattern}"
     if suffix is not None:
-        behind = behind[suffix.end() :]
+        following = following[suffix.end() :]
         pattern += rf"(?:{re.escape(suffix[1])}[\w-]+)?"
-    return before, behind, pattern
+    return before, following, pattern

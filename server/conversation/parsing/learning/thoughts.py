@@ -19,12 +19,12 @@ def reasoning_of(prober: Prober) -> ReasoningFormat | None:
         for turn in (prober.turn, prober.answered_turn):
             text = turn(ANSWER, calls, thought=THOUGHT)
             if text is not None and THOUGHT in text:
-                before, _, behind = text.partition(THOUGHT)
+                before, _, following = text.partition(THOUGHT)
                 begin = _begin(prober, before)
-                between = re.split(f"{ANSWER}|{NAMES[0]}", behind)
+                between = re.split(f"{ANSWER}|{NAMES[0]}", following)
                 if len(between) > 1 and begin and (end := _end(begin, between[0])):
                     rest = between[0].strip()[len(end) :].strip()
-                    is_content = behind[len(between[0]) :].startswith(ANSWER)
+                    is_content = following[len(between[0]) :].startswith(ANSWER)
                     return ReasoningFormat(
                         names=(LEARNED,),
                         recognised_by=(),

@@ -20,9 +20,9 @@ async function verify() {
   try {
     for await (const line of lines("verify", { method: "POST", signal: abort.signal })) {
       if (!line) continue;
-      const told = JSON.parse(line);
-      if (told.end) state.value = `${told.end} after ${told.seconds} s`;
-      else checks.value = [...checks.value, told];
+      const parsed = JSON.parse(line);
+      if (parsed.end) state.value = `${parsed.end} after ${parsed.seconds} s`;
+      else checks.value = [...checks.value, parsed];
     }
   } catch (error) {
     state.value = abort.signal.aborted ? "stopped"

@@ -23,16 +23,16 @@ import { branchAt } from "./run.js";
  * @returns {{rows: Row[], rest: {raw: number, processed: number | null, range: any}, kept: any}}
  */
 function tableOf(branch, token) {
-  const told = answer.value;
+  const reported = answer.value;
   const wanted = /** @type {any} */ (filters.value);
-  const raw = told?.raw ?? (branch.constrained ? [] : token.top);
+  const raw = reported?.raw ?? (branch.constrained ? [] : token.top);
   const top = known.value.map((each) => probabilityOf(each.logprob));
-  const bounds = !told && top.length
+  const bounds = !reported && top.length
     ? processedBounds(top, info.value?.vocab_size ?? top.length, wanted) : null;
   const first = raw.length ? probabilityOf(raw[0].logprob) : 1;
   const rows = raw.map((each, i) => {
     const p = probabilityOf(each.logprob);
-    const processed = told ? told.processed.get(each.id) ?? -9999 : null;
+    const processed = reported ? reported.processed.get(each.id) ?? -9999 : null;
     const rank = each.id === token.id && !branch.constrained ? token.rank ?? i + 1 : i + 1;
     const cut = branch.constrained ? "grammar or filter" : whyCut(p / first, rank, wanted);
     return {
@@ -46,10 +46,10 @@ function tableOf(branch, token) {
     rows,
     rest: {
       raw: left(rows.map((row) => probabilityOf(row.raw))),
-      processed: told ? left(rows.map((row) => probabilityOf(row.processed ?? -9999))) : null,
+      processed: reported ? left(rows.map((row) => probabilityOf(row.processed ?? -9999))) : null,
       range: bounds?.rest ?? null,
     },
-    kept: told ? told.kept : bounds?.kept ?? null,
+    kept: reported ? reported.kept : bounds?.kept ?? null,
   };
 }
 

@@ -13,7 +13,7 @@ export class Branch {
    * @param {number} given.seed
    * @param {Branch | null} [given.parent] the branch it went on from
    * @param {number} [given.at] the number of the parent's tokens it shares
-   * @param {number[]} [given.promptIds] ids of the prompt; the reply tells them
+   * @param {number[]} [given.promptIds] ids of the prompt; the reply has them
    * @param {{role: string, content: string}[]} [given.messages] the conversation that it answers
    */
   constructor({
@@ -73,7 +73,7 @@ export class Branch {
     return this.tokens.reduce((total, token) => total + (token.logprob ?? 0), 0);
   }
 
-  /** Tokens by origin; empty where the server told none. */
+  /** Tokens by origin; empty where the server reported none. */
   origins() {
     /** @type {Map<string, number>} */
     const counts = new Map();

@@ -22,7 +22,7 @@ export async function run() {
   try {
     asked = mode.value === "chat" ? await rendered() : prompt.value;
   } catch (error) {
-    failure.value = told(error);
+    failure.value = messageOf(error);
     return;
   }
   const answered = mode.value === "chat" ? messages.value : [];
@@ -112,7 +112,7 @@ async function read(branch, asked) {
     if (branch.abort.signal.aborted) {
       settle("stopped");
     } else {
-      branch.error = told(error);
+      branch.error = messageOf(error);
       settle("failed");
     }
   } finally {
@@ -153,7 +153,7 @@ export function stop() {
 /**
  * A branch whose tokens are known, from an address: its values are asked anew.
  * @param {ConstructorParameters<typeof Branch>[0]} given
- * @param {number[]} ids its own tokens, those behind what it shares with its parent
+ * @param {number[]} ids its own tokens, those after what it shares with its parent
  * @param {boolean} picked whether a person chose the first of them
  */
 export async function replay(given, ids, picked) {
@@ -167,11 +167,11 @@ export async function replay(given, ids, picked) {
     branch.tokens.push(...tokens);
     branch.status.value = "done";
   } catch (error) {
-    branch.error = told(error);
+    branch.error = messageOf(error);
     branch.status.value = "failed";
   }
   return branch;
 }
 
 /** @param {unknown} error */
-const told = (error) => (error instanceof Error ? error.message : String(error));
+const messageOf = (error) => (error instanceof Error ? error.message : String(error));

@@ -192,7 +192,7 @@ def test_a_cache_in_float8_is_attended_to_as_it_is_stored(
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_token_beyond_its_rows_limit_goes_where_it_is_told(device: str) -> None:
-    """Drafts behind a row's end have slots of the null block, and a length that lacks them."""
+    """Drafts after a row's end have slots of the null block, and a length that lacks them."""
     case = Case(SPEC, [40, 33], device, torch.float32, True)
     case.slots[1] = 5
     _, layer = case.kernel(DecodeScratch([case.spec], 2, case.qkv.device))

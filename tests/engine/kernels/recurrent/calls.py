@@ -55,9 +55,9 @@ def state_rows(parts: Sequence[Part], device: str = "cpu") -> StateRows:
     )
 
 
-def extent_of(parts: Sequence[Part], standing: int | None) -> Extent:
+def extent_of(parts: Sequence[Part], num_certain: int | None) -> Extent:
     """What the host knows of a call with these parts."""
-    return Extent(max(part.end - part.begin for part in parts), standing)
+    return Extent(max(part.end - part.begin for part in parts), num_certain)
 
 
 Compute = Callable[..., torch.Tensor]
@@ -97,7 +97,7 @@ class Texts:
         self.memory = self._memory()
 
     def compute(
-        self, compute: Compute, parts: Sequence[Part], standing: int | None = None
+        self, compute: Compute, parts: Sequence[Part], num_certain: int | None = None
     ) -> list[torch.Tensor]:
         """Call `compute`; the outputs of each part, on the CPU."""
         pieces = [
@@ -109,7 +109,7 @@ class Texts:
         )
         skip = None if self.skip is None else self.skip.to(self.device)
         rows = state_rows(parts, self.device)
-        extent = extent_of(parts, standing)
+        extent = extent_of(parts, num_certain)
         out = compute(packed, self.rule, self.memory, rows, extent, skip)
         assert out.dtype == self.dtype
         return list(torch.split(out.cpu(), [len(piece.v) for piece in pieces]))

@@ -59,10 +59,10 @@ class Inputs:
         self.ring = torch.full(shape, torch.nan, dtype=dtype, device=device)
 
     def compute(
-        self, compute: Compute, parts: list[Part], standing: int | None = None
+        self, compute: Compute, parts: list[Part], num_certain: int | None = None
     ) -> list[torch.Tensor]:
         pieces = [self.texts[part.text][part.begin : part.end] for part in parts]
-        rows, extent = state_rows(parts, self.device), extent_of(parts, standing)
+        rows, extent = state_rows(parts, self.device), extent_of(parts, num_certain)
         # Beside other columns, as a product's.
         wide = torch.cat([torch.cat(pieces), torch.zeros(sum(map(len, pieces)), 3)], dim=1)
         x = wide.to(self.device, self.ring.dtype)[:, :CHANNELS]
@@ -127,7 +127,7 @@ def test_refused_drafts_leave_no_trace(
         end = position + 1 + MAX_DRAFTS
         inputs.texts[0][position + 1 + count : end] = torch.randn(MAX_DRAFTS - count, CHANNELS)
         part = Part(0, position, end, 1, replays=replays)
-        (out,) = inputs.compute(compute, [part], standing=1)
+        (out,) = inputs.compute(compute, [part], num_certain=1)
         inputs.check(out[: 1 + count], 0, position)
         inputs.texts[0].copy_(true)
         position, replays = position + 1 + count, count
@@ -135,9 +135,9 @@ def test_refused_drafts_leave_no_trace(
 
 @pytest.mark.parametrize(("compute", "device"), WAYS)
 @pytest.mark.parametrize("begin", [0, 14])
-@pytest.mark.parametrize("standing", [None, 24])
+@pytest.mark.parametrize("num_certain", [None, 24])
 def test_rows_continue_from_snapshots(
-    standing: int | None, begin: int, compute: Compute, device: str
+    num_certain: int | None, begin: int, compute: Compute, device: str
 ) -> None:
     """Of a boundary anywhere in the call, its first tokens among them; prompts, and rows that
     decode, whose kernel is another."""
@@ -149,9 +149,9 @@ def test_rows_continue_from_snapshots(
     inputs.compute(compute, [Part(0, begin, 38, 1, snapshots=ends)])
     kept = inputs.ring[4].clone()
     parts = [Part(0, 16, 40, 2, source=4), Part(1, 32, 36, 3, source=5), Part(0, 38, 40, 1, 6)]
-    for part, out in zip(parts, inputs.compute(compute, parts, standing), strict=True):
+    for part, out in zip(parts, inputs.compute(compute, parts, num_certain), strict=True):
         inputs.check(out, part.text, part.begin)
-    (out,) = inputs.compute(compute, [Part(1, 36, 40, 3)], standing)
+    (out,) = inputs.compute(compute, [Part(1, 36, 40, 3)], num_certain)
     inputs.check(out, 1, 36)
     assert torch.equal(inputs.ring[4].nan_to_num(), kept.nan_to_num())
 
@@ -162,22 +162,22 @@ def test_snapshots_between_drafts(boundary: int, compute: Compute, device: str) 
     inputs = Inputs([12], device=device)
     ends = [(boundary, 4)]
     inputs.compute(compute, [Part(0, 0, 2, 1)])
-    inputs.compute(compute, [Part(0, 2, 6, 1, snapshots=ends)], standing=1)
+    inputs.compute(compute, [Part(0, 2, 6, 1, snapshots=ends)], num_certain=1)
     if boundary > 3:
         assert inputs.ring[4].isnan().all()
-    inputs.compute(compute, [Part(0, 5, 9, 1, replays=2, snapshots=ends)], standing=1)
+    inputs.compute(compute, [Part(0, 5, 9, 1, replays=2, snapshots=ends)], num_certain=1)
     (out,) = inputs.compute(compute, [Part(0, boundary, 12, 2, source=4)])
     inputs.check(out, 0, boundary)
 
 
 @pytest.mark.parametrize(("compute", "device"), WAYS)
-@pytest.mark.parametrize("standing", [None, 1])
+@pytest.mark.parametrize("num_certain", [None, 1])
 def test_gates_multiply_inputs_and_outputs(
-    standing: int | None, compute: Compute, device: str
+    num_certain: int | None, compute: Compute, device: str
 ) -> None:
     """They round as products of tensors do, and the ring keeps inputs that they have multiplied."""
     parts = [Part(0, 0, 6, 1, snapshots=[(1, 4)]), Part(1, 0, 3, 2)]
-    rows, extent = state_rows(parts, device), extent_of(parts, standing)
+    rows, extent = state_rows(parts, device), extent_of(parts, num_certain)
     dtype = torch.float32 if INTERPRETED else torch.bfloat16  # the interpreter does not round
     inputs = Inputs([6, 3], dtype=dtype, silu=False, device=device)
     columns = torch.randn(9, 3 * CHANNELS).to(device, dtype)
@@ -189,13 +189,13 @@ def test_gates_multiply_inputs_and_outputs(
 
 
 @pytest.mark.parametrize(("compute", "device"), WAYS)
-@pytest.mark.parametrize("standing", [None, 1])
+@pytest.mark.parametrize("num_certain", [None, 1])
 def test_padding_reads_zeros_and_writes_nothing(
-    standing: int | None, compute: Compute, device: str
+    num_certain: int | None, compute: Compute, device: str
 ) -> None:
     inputs = Inputs([4, 4], bias=True, device=device)
     out = torch.full((8, CHANNELS), torch.nan, device=device)
     parts = [Part(1, 0, 0, 0), Part(0, 0, 4, 0), Part(1, 0, 4, 3)]
-    _, *outs = inputs.compute(partial(compute, out=out), parts, standing)
+    _, *outs = inputs.compute(partial(compute, out=out), parts, num_certain)
     assert not outs[0].any()
     assert inputs.ring[0].isnan().all()

@@ -94,7 +94,7 @@ def test_bits_do_not_depend_on_the_rows_beside(compute: Compute, device: str) ->
 def test_refused_drafts_leave_no_trace(
     kind: str, accepted: tuple[int, ...], compute: Compute, device: str
 ) -> None:
-    """Each step computes one token that stands and three drafts; the next begins after those
+    """Each step computes one token that is kept and three drafts; the next begins after those
     accepted. Beside it a row has no drafts that are accepted."""
     total = 4 * (1 + MAX_DRAFTS)
     texts = Texts(kind, [total + 2, total + 2], device=device)
@@ -108,21 +108,21 @@ def test_refused_drafts_leave_no_trace(
             at = positions[text]
             texts.refuse(text, at + 1 + taken[text], at + 1 + MAX_DRAFTS)
             parts.append(Part(text, at, at + 1 + MAX_DRAFTS, text + 1, replays=replays[text]))
-        outs = texts.compute(compute, parts, standing=1)
+        outs = texts.compute(compute, parts, num_certain=1)
         for text in range(2):
-            at, stands = positions[text], 1 + taken[text]
+            at, num_kept = positions[text], 1 + taken[text]
             torch.testing.assert_close(
-                outs[text][:stands].double(),
-                texts.wanted[text][at : at + stands],
+                outs[text][:num_kept].double(),
+                texts.wanted[text][at : at + num_kept],
                 **texts.tolerance(text),
             )
             texts.check_state(text + 1, text, at + 1)
             for each, kept in zip(texts.inputs[text], true[text], strict=True):
                 each.copy_(kept)
-            positions[text], replays[text] = at + stands, taken[text]
+            positions[text], replays[text] = at + num_kept, taken[text]
     # A step that brings one token enters what the last one left.
     parts = [Part(i, positions[i], positions[i] + 1, i + 1, replays=replays[i]) for i in range(2)]
-    texts.compute(compute, parts, standing=1)
+    texts.compute(compute, parts, num_certain=1)
     for text in range(2):
         texts.check_state(text + 1, text, positions[text] + 1)
 
@@ -170,10 +170,10 @@ def test_snapshots_between_drafts(boundary: int, compute: Compute, device: str) 
     ends = [(boundary, 4)]
     texts.compute(compute, [Part(0, 0, 2, slot=1)])
     untouched = texts.memory.matrix[4].clone()
-    texts.compute(compute, [Part(0, 2, 6, 1, snapshots=ends)], standing=1)
+    texts.compute(compute, [Part(0, 2, 6, 1, snapshots=ends)], num_certain=1)
     if boundary > 3:
         assert torch.equal(texts.memory.matrix[4], untouched)
-    texts.compute(compute, [Part(0, 5, 9, 1, replays=2, snapshots=ends)], standing=1)
+    texts.compute(compute, [Part(0, 5, 9, 1, replays=2, snapshots=ends)], num_certain=1)
     texts.check_state(4, 0, boundary)
 
 
@@ -205,19 +205,19 @@ def test_rows_are_a_part_of_the_tokens(kind: str, compute: Compute, device: str)
 
 
 @pytest.mark.parametrize(("compute", "device"), PREFILLS)
-@pytest.mark.parametrize("standing", [None, 1])
+@pytest.mark.parametrize("num_certain", [None, 1])
 def test_padding_reads_zeros_and_writes_nothing(
-    standing: int | None, compute: Compute, device: str
+    num_certain: int | None, compute: Compute, device: str
 ) -> None:
     """Whatever was where it goes, and beside rows of no tokens."""
-    if standing and compute is recurrence_chunked:
+    if num_certain and compute is recurrence_chunked:
         pytest.skip("rows that decode are computed token by token")
     length = CHUNK + 3
     texts = Texts(DELTA, [length, 4], device=device)
     before = [each.clone() for each in (texts.memory.matrix, *texts.memory.drafted)]
     parts = [Part(1, 0, 0, slot=0), Part(0, 0, length, slot=0), Part(1, 0, 4, slot=3)]
     out = torch.full((length + 4, texts.heads, texts.v), torch.nan, device=device)
-    _, *outs = texts.compute(partial(compute, out=out), parts, standing)
+    _, *outs = texts.compute(partial(compute, out=out), parts, num_certain)
     assert not outs[0].any()
     torch.testing.assert_close(outs[1].double(), texts.wanted[1], **texts.tolerance(1))
     after = (texts.memory.matrix, *texts.memory.drafted)

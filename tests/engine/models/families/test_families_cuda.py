@@ -246,7 +246,7 @@ def serve(rows: CudaRows, ids: torch.Tensor) -> torch.Tensor:
 
 @torch.inference_mode()
 def continued(rows: CudaRows, prompt: torch.Tensor, count: int) -> torch.Tensor:
-    """Decode `count` tokens behind a prompt in row 0, each the likeliest."""
+    """Decode `count` tokens after a prompt in row 0, each the likeliest."""
     ids = prompt[None].clone()
     first = 0
     for _ in range(count):

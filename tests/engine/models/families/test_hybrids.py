@@ -64,8 +64,8 @@ def test_preempted(model: Model) -> None:
 
 
 def test_drafted(model: Model) -> None:
-    """Drafts of n-grams, of which some stand and most do not, beside rows without any; prompts in
-    chunks with their logprobs."""
+    """Drafts of n-grams, of which few are accepted, beside rows without any; prompts in chunks with
+    their logprobs."""
     speculation = SpeculativeConfig(
         method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, prompt_lookup_max=3
     )

@@ -3,7 +3,7 @@
 Transformers' own model, each product of its layers in float64 over inputs rounded by numpy. Inputs
 differ by float32's error, some 2^-20 of themselves; one in 2^16 of them, of the 300,000, lies so
 near the middle of two float8 numbers (2^-4 apart) that it rounds the other way. That moves logits
-of its position, and of those behind it in the row, by some 1e-2, and nothing else. So half of all
+of its position, and of those after it in the row, by some 1e-2, and nothing else. So half of all
 positions must agree within 1e-4, where a scale misread moves each.
 """
 

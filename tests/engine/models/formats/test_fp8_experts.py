@@ -75,7 +75,7 @@ def experts_forward(
     """The experts of transformers' module by their definition, products in float64.
 
     Args:
-        rounding: of an input, by the name of the product behind that of the module.
+        rounding: of an input, by the name of the product after that of the module.
     """
     out = torch.zeros_like(x, dtype=torch.float64)
     for expert in range(len(module.gate_up_proj)):

@@ -1,7 +1,7 @@
 """Quantised checkpoints of the families that a table of options describes.
 
-Projections are packed or apart, heads are turned in part or in pairs of neighbours, so that
-channels change places as they are read, and attention may stand beside the MLP in one product.
+Projections are packed or apart, heads are rotated in part or in pairs of neighbours, so that
+channels change places as they are read, and attention may be beside the MLP in one product.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def test_compressed_tensors(name: str, tmp_path: Path) -> None:
 
 
 def test_modules_that_are_left_as_they_are(tmp_path: Path) -> None:
-    """Values beside quantised queries and keys whose lanes are turned in pairs."""
+    """Values beside quantised queries and keys whose lanes are rotated in pairs."""
 
     def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         kept = "layers.1." in name or name.endswith(("v_proj", "up_proj"))

@@ -171,13 +171,13 @@ def test_columns_are_divided_by_whole_groups(columns: int, group: int, size: int
 
 
 class SilentRank:
-    """The `RankExchange` of a rank that tells nothing."""
+    """The `RankExchange` of a rank that sends nothing."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
     def all_gather(self, values: torch.Tensor) -> torch.Tensor:
-        raise AssertionError("nothing is told")
+        raise AssertionError("nothing is reported")
 
 
 @pytest.mark.parametrize(("keys", "size"), [(8, 2), (8, 8), (2, 4), (2, 8), (1, 8)])

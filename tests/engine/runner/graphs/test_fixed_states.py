@@ -53,8 +53,8 @@ def test_steps_in_turn() -> None:
         (alone,) = fixed.of_size(SIZE, mixed=False).parts
         assert alone is not prompts
         assert all(a is b for a, b in zip(alone.rows, prompts.rows, strict=True))
-        assert decodes.extent.standing == 1
-        assert prompts.extent.standing is None
+        assert decodes.extent.num_certain == 1
+        assert prompts.extent.num_certain is None
         ends = np.cumsum(counts)
         for part, first, last in ((decodes, 0, num_decodes), (prompts, num_decodes, len(counts))):
             own, starts = last - first, part.rows.starts.tolist()

@@ -53,7 +53,7 @@ STEPS: list[tuple[Rows, bool]] = [
     ([(0, 60)], True),
     ([(0, 5)], True),
     ([(0, 20), (0, 7), (0, 33), (0, 1)], True),
-    ([(40, 9)], True),  # behind a prefix
+    ([(40, 9)], True),  # after a prefix
     ([(33, 30), (0, 2), (90, 1), (16, 17)], True),
     ([(0, 2)] * 25, False),  # more tiles than there is room for
     ([(0, 31)], True),
@@ -380,7 +380,7 @@ def test_replayed_is_eager(model_each_way: Model, num_tokens: int) -> None:
 def test_whole_forwards_have_the_bits_of_pieces(
     model: Model, pieces: Forward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Steps of several sizes behind one another, each of which leaves the next its buffers."""
+    """Steps of several sizes one after another, each of which leaves the next its buffers."""
     were_whole = list[bool]()
     replay = WholeGraphs.replay
 

@@ -134,7 +134,7 @@ def test_a_scale_of_the_next_channel_fails(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_key_in_the_wrong_block_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug of the steps behind the prompt alone: its first block is another's."""
+    """A bug of the steps after the prompt alone: its first block is another's."""
     write_tiny(MODELS["qwen3"], tmp_path)
 
     class Inputs(AttentionInputs):

@@ -70,7 +70,7 @@ class FakeEngine:
 
 
 class Setup:
-    """Fronts of one behaviour, and what each of them was told."""
+    """Fronts of one behaviour, and what each of them was sent."""
 
     def __init__(self, folder: Path, behaviour: str, count: int) -> None:
         program = PROGRAM.replace("BEHAVIOUR", behaviour)
@@ -108,7 +108,7 @@ class Setup:
         await self.fronts.load()
         await self.fronts.attach(cast(Any, self.engine))
 
-    def told(self, index: int) -> list[str]:
+    def sent(self, index: int) -> list[str]:
         return (self.folder / str(index)).read_text().splitlines()
 
     async def close(self) -> None:
@@ -151,15 +151,15 @@ async def test_all_are_told_of_the_engine_and_of_its_failures(setup_of: SetupOf)
     setup = setup_of(DUTIFUL)
     await setup.start()
     setup.engine.reason = "silent"
-    await eventually(lambda: '"reason":"silent","ended":false' in setup.told(1)[-1], 30)
+    await eventually(lambda: '"reason":"silent","ended":false' in setup.sent(1)[-1], 30)
     setup.engine.reason = None
-    await eventually(lambda: '"reason":null,"ended":false' in setup.told(1)[-1], 30)
+    await eventually(lambda: '"reason":null,"ended":false' in setup.sent(1)[-1], 30)
     setup.engine.ended.set_result("killed")
     for index in range(2):
-        await eventually(lambda i=index: "killed" in setup.told(i)[-1], 30)  # type: ignore[misc]
-        assert setup.told(index)[0] == "shared"
-        assert '"line":"attach"' in setup.told(index)[1]
-        assert '"reason":"killed","ended":true' in setup.told(index)[-1]
+        await eventually(lambda i=index: "killed" in setup.sent(i)[-1], 30)  # type: ignore[misc]
+        assert setup.sent(index)[0] == "shared"
+        assert '"line":"attach"' in setup.sent(index)[1]
+        assert '"reason":"killed","ended":true' in setup.sent(index)[-1]
 
 
 async def test_a_front_that_dies_is_started_again_and_its_row_is_cleared(
@@ -171,14 +171,14 @@ async def test_a_front_that_dies_is_started_again_and_its_row_is_cleared(
     dead = FrontTable(2, 1, setup.table_fd)
     dead.add_in_flight(7)
     setup.engine.reason = "silent"
-    await eventually(lambda: "silent" in setup.told(1)[-1], 30)
-    setup.fronts._children[1].tell(FailAll("die"))
-    await eventually(lambda: len(setup.told(1)) >= 7, 30)
-    before, after = setup.told(1)[:4], setup.told(1)[4:]
+    await eventually(lambda: "silent" in setup.sent(1)[-1], 30)
+    setup.fronts._children[1].send(FailAll("die"))
+    await eventually(lambda: len(setup.sent(1)) >= 7, 30)
+    before, after = setup.sent(1)[:4], setup.sent(1)[4:]
     assert "die" in before[-1]
     assert after[0] == "shared"
     assert '"line":"attach"' in after[1]
-    assert "silent" in after[2], "what the others have been told already"
+    assert "silent" in after[2], "what the others have been sent already"
     assert setup.table.num_in_flight == 0
     assert "front 1 ended (status 0)" in caplog.text
     assert not setup.fronts._too_many_deaths.is_set()
@@ -227,7 +227,7 @@ async def test_a_drain_is_over_when_all_say_so_and_nobody_is_started_again(
     setup.fronts.fail_all(EngineDeadError("lost"))
     await setup.fronts.close()
     for index in range(2):
-        drain, shutdown, lost, end = setup.told(index)[-4:]
+        drain, shutdown, lost, end = setup.sent(index)[-4:]
         assert '"timeout_s":30' in drain
         assert '"line":"fail_all","reason":null' in shutdown
         assert '"reason":"lost"' in lost
@@ -259,8 +259,8 @@ async def test_an_end_while_a_front_waits_to_be_started_again(
     monkeypatch.setattr(module, "RESTART_S", 600.0)
     setup = setup_of(DUTIFUL)
     await setup.start()
-    setup.fronts._children[1].tell(FailAll("die"))
+    setup.fronts._children[1].send(FailAll("die"))
     await eventually(lambda: "starting another in 600 s" in caplog.text, 30)
     assert await setup.fronts.drain(30)
     await asyncio.wait_for(setup.fronts.close(), 60)
-    assert len(setup.told(1)) == 3, "it was not started again"
+    assert len(setup.sent(1)) == 3, "it was not started again"

@@ -42,7 +42,7 @@ class Style:
     Attributes:
         write: the text of some calls.
         wrap: a reply of reasoning, content before, calls and content after.
-        follows: whether content may stand behind the calls, and before them.
+        follows: whether content may come after the calls, and before them.
         spells: a value that spells JSON is that JSON, where no schema says otherwise.
     """
 
@@ -278,7 +278,7 @@ def _safe_words(style: Style) -> tuple[str, ...]:
 
 
 def wrap(style: Style, reply: Reply, before: str, after: str, body: str) -> str:
-    """A reply of its reasoning, content before calls, their text, and content behind."""
+    """A reply of its reasoning, content before calls, their text, and content after."""
     thoughts = reply.reasoning
     if style.tools.names == ("openai",):
         messages = []

@@ -24,7 +24,7 @@ GOOD = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 @pytest.mark.parametrize(
     ("style", "text", "content", "calls"),
     [
-        # A body that breaks before its call stands is content, markers aside.
+        # A body that breaks before its call is accepted is content, markers aside.
         ("hermes", "<tool_call>{nonsense}</tool_call>", "{nonsense}", []),
         ("hermes", '<tool_call>{"name": 3}</tool_call>', '{"name": 3}', []),
         ("hermes", "<tool_call></tool_call>x", "x", []),
@@ -38,14 +38,14 @@ GOOD = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
         ("pythonic", "[1] says [f(x=1)]", "[1] says [f(x=1)]", []),
         ("pythonic", "[f(3)]", "[f(3)]", []),
         ("mistral", "[TOOL_CALLS]no such {", "no such {", []),
-        # What the end of a reply cuts off behind a marker is no content.
+        # What the end of a reply cuts off after a marker is no content.
         ("hermes", '<tool_call>{"name": "f", "arg', "", []),
         ("hermes", 'So: <tool_call>{"na', "So:", []),
         ("mistral", "[TOOL_CALLS]no such", "", []),
         ("qwen3_coder", "<tool_call>\n<function=f", "", []),
         ("llama3_json", '{"name": "Bo', '{"name": "Bo', []),
         ("openai", "plain words", "plain words", []),
-        # From then on it stands, with its arguments as far as they came.
+        # From then on it is accepted, with its arguments as far as they came.
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1', "", [("f", '{"a": [1')]),
         ("hermes", GOOD[:-14] + "}</tool_call>", "", [("f", "{}")]),
         ("hermes", GOOD[:-12] + " and so on", " and so on", [("f", "{}")]),
@@ -185,14 +185,14 @@ def test_arguments_are_given_out_as_they_are_written() -> None:
     found.feed('<tool_call>{"name": "f", "arguments": {"a": "x')
     assert found.output.events == [Event("call", "f"), Event("arguments", '{"a": "x')]
     found.output.events.clear()
-    found.feed("\\")  # what it stands before is not known yet
+    found.feed("\\")  # what it comes before is not known yet
     assert found.output.events == []
     found.feed('" y')
     assert found.output.events == [Event("arguments", '\\" y')]
 
 
 def test_what_waits_for_a_sign() -> None:
-    """The head of a call and the beginning of a marker are held back until more can be told."""
+    """The head of a call and the beginning of a marker are held back until more can be reported."""
     found = machine()
     found.feed("So:<tool_")
     found.output.events.clear()
@@ -220,7 +220,7 @@ def test_no_more_waits_than_so_much() -> None:
 
 
 def test_text_that_flows() -> None:
-    """It is given out as it is: text without a marker, and arguments that go on behind it."""
+    """It is given out as it is: text without a marker, and arguments that go on after it."""
     found = machine()
     assert found.flow("a") is None  # what a reply begins with decides
     found.feed("a")
@@ -243,8 +243,8 @@ def test_first_states() -> None:
     assert graph.first_state("<think>\n\n</think>\n\n", "") == "answer"
     assert graph.first_state("", "<think>so far") == "reasoning"
     assert graph.first_state("", "<think>so</think> far") == "content"
-    told = make_graph(REASONING_PARSERS["deepseek_v3"], None, {})
-    assert told.first_state("<|tool_output_end|>", "") == "start"
+    reported = make_graph(REASONING_PARSERS["deepseek_v3"], None, {})
+    assert reported.first_state("<|tool_output_end|>", "") == "start"
     opened = make_graph(STYLES["deepseek_v3"].reasoning, None, {})
     assert opened.first_state("<|Assistant|>", "") == "reasoning"
     assert opened.first_state("</think>", "") == "answer"
@@ -261,7 +261,7 @@ PYTHON_TEXTS = (
 
 @pytest.mark.parametrize("text", PYTHON_TEXTS)
 def test_python_cut_anywhere(text: str) -> None:
-    """Between the quotes of three, behind backslashes: the rarer spellings, at every place."""
+    """Between the quotes of three, after backslashes: the rarer spellings, at every place."""
     whole = parse(STYLES["pythonic"], [text])
     calls = ast.parse(text, mode="eval").body
     assert isinstance(calls, ast.List)

@@ -167,8 +167,8 @@ def test_every_chunking_is_the_same(name: str, are_special: bool) -> None:
 
 @pytest.mark.parametrize("name", STYLES)
 def test_what_is_content_from_end_to_end_needs_no_machine(name: str) -> None:
-    """A whole reply that is told without a machine is what the machine makes of it."""
-    draw, style, told = random.Random(name), STYLES[name], 0
+    """A whole reply that is read without a machine is what the machine makes of it."""
+    draw, style, reported = random.Random(name), STYLES[name], 0
     special = [m for m in markers_of(style) if m != "functools["]
     pads = ["", " ", "\n\n", "<", "\ud55c "]
     texts = [reply.text for reply in corpus(name)[::4]] + [f"{pad}{WORDS[0]}{pad}" for pad in pads]
@@ -182,9 +182,9 @@ def test_what_is_content_from_end_to_end_needs_no_machine(name: str) -> None:
         if parsing.is_content(piece, ends_by_token=False):
             assert parsed.events == content_piece(piece).events
             assert "reasoning" not in parsed.parts
-            told += 1
+            reported += 1
         assert not parsing.is_content(replace(piece, finish_reason=None), ends_by_token=False)
-    assert told or parsing_of(style, write("", draw, [])).state not in ("start", "content")
+    assert reported or parsing_of(style, write("", draw, [])).state not in ("start", "content")
 
 
 def test_a_token_that_ends_a_reply_is_no_marker_in_it() -> None:
@@ -280,7 +280,7 @@ class TestSpecialTokens:
 
 
 def test_a_token_that_the_first_piece_leaves_without_a_part_is_counted() -> None:
-    """It ends the thoughts and begins a marker, which the pieces behind it go on with."""
+    """It ends the thoughts and begins a marker, which the pieces after it go on with."""
     raw = [b"[THINK]", b"th", b"ought[/THINK][/", b"THINK] an", b"swer", b"."]
     written = Written(list(range(len(raw))), raw, {})
     whole = read(STYLES["mistral"], written, [len(raw) + 1])
@@ -306,8 +306,8 @@ def test_drawn_replies(data: st.DataObject) -> None:
     assert whole.content == shown.encode()
     counts = data.draw(st.lists(st.integers(1, 5), min_size=1))
     assert read(style, written, counts) == whole
-    told = (whole.events, whole.parts.count("reasoning"))
-    assert read_words(style, written, counts) == told
+    reported = (whole.events, whole.parts.count("reasoning"))
+    assert read_words(style, written, counts) == reported
 
 
 def test_a_token_whose_text_comes_later() -> None:

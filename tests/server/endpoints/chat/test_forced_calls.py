@@ -63,7 +63,7 @@ async def replies(
     One server gives them all: each starts a process that checks grammars.
     """
     config: dict[str, Any] = {"tool_call_parser": tool_format, "reasoning_parser": "none"}
-    if tool_format == "openai":  # its calls stand behind thoughts, which must come to an end
+    if tool_format == "openai":  # its calls come after thoughts, which must come to an end
         config["reasoning_parser"] = "openai"
         fields["thinking_token_budget"] = 9
     fields = {"tools": tools(), "max_tokens": 3000, **fields}

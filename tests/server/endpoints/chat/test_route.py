@@ -369,7 +369,7 @@ class TestRefusals:
         ids=lambda part: part["type"],
     )
     async def test_parts_that_are_no_text(self, part: dict[str, Any], stream: bool) -> None:
-        """The field is named, also behind text in a later message; others are served meanwhile."""
+        """The field is named, also after text in a later message; others are served meanwhile."""
         async with in_process(chat_template=TEMPLATE) as site:
             content = [{"type": "text", "text": "What is this?"}, part]
             messages = [*HELLO, {"role": "user", "content": content}]

@@ -38,5 +38,5 @@ def test_what_is_no_object_is_an_empty_input(arguments: str) -> None:
 def test_cached_tokens_are_counted_apart() -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
     assert message_usage(usage)["input_tokens"] == 9
-    told = message_usage(usage | {"prompt_tokens_details": {"cached_tokens": 8}})
-    assert (told["input_tokens"], told["cache_read_input_tokens"]) == (1, 8)
+    reported = message_usage(usage | {"prompt_tokens_details": {"cached_tokens": 8}})
+    assert (reported["input_tokens"], reported["cache_read_input_tokens"]) == (1, 8)

@@ -112,7 +112,7 @@ def test_formats() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "told"),
+    ("field", "reported"),
     [
         ("named_tool", "tool_choice.name"),
         ("response_format", "output_config.format"),
@@ -122,6 +122,6 @@ def test_formats() -> None:
         ("max_tokens", "max_tokens"),
     ],
 )
-def test_errors_are_told_in_its_words(field: str, told: str) -> None:
+def test_errors_are_told_in_its_words(field: str, reported: str) -> None:
     error = conversation().names.refuse(field, "is bad")
-    assert (error.param, error.message) == (told, f"{told} is bad")
+    assert (error.param, error.message) == (reported, f"{reported} is bad")

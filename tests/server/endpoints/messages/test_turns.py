@@ -74,8 +74,8 @@ def test_results_come_before_the_text_of_their_message() -> None:
 
 
 def test_a_result_may_be_empty() -> None:
-    [*_, told] = messages(user("hi"), model(use("t1")), user(result("t1", is_error=True)))
-    assert told == {"role": "tool", "tool_call_id": "t1", "content": ""}
+    [*_, reported] = messages(user("hi"), model(use("t1")), user(result("t1", is_error=True)))
+    assert reported == {"role": "tool", "tool_call_id": "t1", "content": ""}
 
 
 def test_the_last_message_may_begin_the_reply() -> None:

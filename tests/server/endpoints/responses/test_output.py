@@ -32,11 +32,11 @@ def entries(text: str) -> list[dict[str, Any]]:
 
 def test_items_end_where_another_kind_begins() -> None:
     items = output()
-    told = [
+    reported = [
         *(("reasoning", "a"), ("content", "b"), ("call", "f"), ("arguments", "{}")),
         *(("call", "g"), ("content", "c"), ("content", "d")),
     ]
-    items.add([Event(kind, text) for kind, text in told], [])  # type: ignore[arg-type]
+    items.add([Event(kind, text) for kind, text in reported], [])  # type: ignore[arg-type]
     assert [item["type"] for item in items.items] == [
         *("reasoning", "message", "function_call", "function_call")
     ]

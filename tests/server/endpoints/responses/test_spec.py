@@ -117,7 +117,7 @@ def test_formats() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "told"),
+    ("field", "reported"),
     [
         ("max_tokens", "max_output_tokens"),
         ("named_tool", "tool_choice.name"),
@@ -128,6 +128,6 @@ def test_formats() -> None:
         ("tools", "tools"),
     ],
 )
-def test_errors_are_told_in_its_words(field: str, told: str) -> None:
+def test_errors_are_told_in_its_words(field: str, reported: str) -> None:
     error = conversation().names.refuse(field, "is bad")
-    assert (error.param, error.message) == (told, f"{told} is bad")
+    assert (error.param, error.message) == (reported, f"{reported} is bad")

@@ -318,7 +318,7 @@ PAIRS = (("queries", "documents"), ("queries", "items"), ("text_1", "text_2"), (
 
 
 class TestPairs:
-    """vLLM's cross-encoder fields beside SGLang's, told apart by their names."""
+    """vLLM's cross-encoder fields beside SGLang's, reported apart by their names."""
 
     async def ask(self, status: int = 200, **body: Any) -> Any:
         async with in_process(rerank_template="{{ query }} {{ document }}") as site:
