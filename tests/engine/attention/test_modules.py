@@ -145,3 +145,18 @@ def test_the_package_is_imported_whole_only_where_prefill_needs_it(
         for name in [name for name in sys.modules if name.startswith("flashinfer")]:
             del sys.modules[name]
         sys.modules.update({k: v for k, v in before.items() if k.startswith("flashinfer")})
+
+
+def test_one_that_is_not_built_holds_up_nobody_who_does_not_build(
+    builds: Builds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long a build takes: only what is built already is waited for."""
+    monkeypatch.setattr(modules, "LOAD_S", 600.0)
+    waiting = threading.Thread(target=wait_for_modules, args=([MODULE],), kwargs={"builds": False})
+    waiting.start()
+    waiting.join(30)
+    has_returned = not waiting.is_alive()
+    builds.allowed.set()
+    waiting.join()
+    assert has_returned
+    assert not loading(MODULE).was_built

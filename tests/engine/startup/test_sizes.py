@@ -10,11 +10,11 @@ import torch
 
 from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
 from engine.startup.assembly import Assembly
-from engine.startup.sizes import SNAPSHOT_TOKENS, check_states, size_cache, snapshots_of
-from sampling.device.ranks import RankExchange
+from engine.startup.sizes import SNAPSHOT_TOKENS, CacheSize, check_states, size_cache, snapshots_of
+from sampling.device.ranks import LoneRank, RankExchange
 
 
-def test_a_cache_that_the_machine_cannot_hold_is_told_by_its_flag() -> None:
+def test_a_cache_that_the_machine_cannot_hold_is_named_by_its_flag() -> None:
     config = EngineConfig(model=ModelConfig(model="m"), cache=CacheConfig(cpu_bytes=1 << 60))
     assembly = SimpleNamespace(device=torch.device("cpu"), bytes_per_block=1 << 20, state_specs=())
     with pytest.raises(ConfigError, match=r"--cpu-kvcache-space 1.07374e\+09 is over the .* GiB"):
@@ -37,3 +37,33 @@ def test_states_of_too_many_rows_are_refused_with_the_size_of_one() -> None:
     check_states(config, 67 << 20, 1 << 20)
     with pytest.raises(ConfigError, match=r"--max-num-seqs 64: .* 1.0 MiB a row.* at most 40"):
         check_states(config, 42 << 20, 1 << 20)
+
+
+def sized(num_blocks: int, context: int, asked: int | None = None) -> CacheSize:
+    """The sizes of a cache of so many blocks of 16 tokens, of which one is scratch."""
+    config = EngineConfig(
+        model=ModelConfig(model="m", max_model_len=asked), cache=CacheConfig(num_blocks=num_blocks)
+    )
+    assembly = SimpleNamespace(device=torch.device("cpu"), bytes_per_block=1 << 10, state_specs=())
+    return size_cache(config, cast(Assembly, assembly), context, LoneRank())
+
+
+def test_the_first_block_holds_no_context() -> None:
+    assert sized(9, 128) == CacheSize(9, None, 128)
+    assert sized(9, 128, 128) == CacheSize(9, None, 128)
+    assert sized(9, 129) == CacheSize(9, None, 128), "lowered to what the other blocks hold"
+    assert sized(2, 128) == CacheSize(2, None, 16)
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "context", "asked", "words"),
+    [
+        (9, 129, 129, r"has 9 blocks .* needs 10 .*--max-model-len to at most 128 "),
+        (4, 128, 64, r"has 4 blocks .* needs 9 .*--max-model-len to at most 48 "),
+    ],
+)
+def test_too_few_blocks_for_what_was_asked(
+    num_blocks: int, context: int, asked: int | None, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        sized(num_blocks, context, asked)

@@ -1,4 +1,4 @@
-"""1 - exp(d) without cancellation, against 60 digits, in Triton's interpreter.
+"""1 - exp(d) without cancellation, against 60 digits, and draft logits, in Triton's interpreter.
 
 The bounds are those of the docstrings. In float64 the quotient (1 - w) / log(w), the product with d
 and their operands round by at most 7 * 2^-53 together. In float32 the series' first term left out
@@ -8,7 +8,9 @@ each, those of later terms damped by |d|.
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal, localcontext
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +18,8 @@ import torch
 from torch import Tensor
 
 from sampling.device.triton_support import INTERPRETED, jit, tl
-from sampling.speculative.ratio import minus_expm1, minus_expm1_f32
+from sampling.noise import TILE
+from sampling.speculative.ratio import draft_logits, minus_expm1, minus_expm1_f32
 
 pytestmark = [
     pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter"),
@@ -24,6 +27,37 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 N = 512
+
+
+class Ids(NamedTuple):
+    """What `draft_logits` reads of a `Source`."""
+
+    vocab_size: int
+    first_tile: int | None
+    end_id: int | None
+
+
+@jit
+def _draft_logits_kernel(source, logits, slot, ids, out, n: tl.constexpr):  # type: ignore[no-untyped-def]
+    lane = tl.arange(0, n)
+    tl.store(out + lane, draft_logits(source, logits, slot, tl.load(ids + lane)))
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_ids_that_a_rank_does_not_hold_have_no_draft_logit(is_whole: bool) -> None:
+    """Those before its own and those after them, beside which lie the logits of other rows."""
+    first, end = (0, 2 * TILE + 5) if is_whole else (TILE, 2 * TILE + 5)
+    source = Ids(end, None, None) if is_whole else Ids(3 * TILE, 1, end)
+    logits = torch.arange(3.0 * (end - first)).reshape(3, end - first)
+    ids = torch.tensor([-1, first - 1, first - 3, first, end - 1, end, end + 7, first + 2])
+    out = torch.zeros(len(ids), dtype=torch.float64)
+    _draft_logits_kernel[(1,)](source, logits, 1, ids, out, n=len(ids))
+    held = [first <= token_id < end for token_id in ids.tolist()]
+    wanted = [
+        float(logits[1, token_id - first]) if own else -math.inf
+        for token_id, own in zip(ids.tolist(), held, strict=True)
+    ]
+    assert out.tolist() == wanted
 
 
 @jit

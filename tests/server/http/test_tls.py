@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import ssl
 import time
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from server.http.connections import ConnectionPool
+from server.http.tls import Handshakes
 from tests.server.certificates import make_certificate
 from tests.server.conftest import eventually, on_a_port
 
@@ -118,3 +123,30 @@ async def test_a_request_may_come_with_the_end_of_the_handshake(
                 pass
         assert reply.startswith(b"HTTP/1.1 200")
         writer.close()
+
+
+async def test_a_handshake_that_ends_before_it_began_leaves_no_connection(
+    certificate: dict[str, str],
+) -> None:
+    """Both connections are closed: that of a server that ends, and that of a full pool."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate["ssl_certfile"], certificate["ssl_keyfile"])
+    counted: list[object] = []
+    pool = SimpleNamespace(opened=counted.append, closed=counted.remove)
+    protocols = [SimpleNamespace(handshake=None) for _ in range(2)]
+    made = iter(protocols)
+    handshakes = Handshakes(
+        cast(Any, lambda: next(made)), context, 30.0, cast(ConnectionPool, pool)
+    )
+    pairs = [socket.socketpair() for _ in protocols]
+    for own, _ in pairs:
+        own.setblocking(False)
+        handshakes.begin(own)
+    assert len(counted) == 2
+    cast(Any, protocols[0].handshake).abort()
+    handshakes.close()
+    await handshakes.wait_closed()
+    await eventually(lambda: not counted)
+    assert [own.fileno() for own, _ in pairs] == [-1, -1]
+    for _, other in pairs:
+        other.close()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.request import Finish
+from server.conversation.parsing.format import Part
 from tests.fakes import EOS, FakeEngine, says
 from tests.server.conftest import error_of, in_process
 from tests.server.endpoints.chat.chats import HELLO, TEMPLATE, chat, prompt_of, stream
@@ -191,6 +193,25 @@ class TestLogprobs:
             assert [t["token_id"] for t in logprobs["tokens"]] == [*text.encode(), EOS]
             assert {len(entry["top_logprobs"]) for entry in logprobs["content"]} == {2}
             assert logprobs["mode"] == "raw_logprobs"
+
+    @pytest.mark.parametrize("packed", [False, True])
+    @pytest.mark.parametrize("include", [False, True])
+    async def test_a_stop_token_belongs_to_the_content_where_the_text_has_it(
+        self, include: bool, packed: bool
+    ) -> None:
+        wish: dict[str, Any] = {"stop_token_ids": [ord("!")], "include_stop_str_in_output": include}
+        wish |= {"logprobs": True} | ({"logprobs_format": "packed"} if packed else {})
+        async with in_process(FakeEngine(says("ab!c")), chat_template=TEMPLATE) as site:
+            [choice] = (await chat(site, **wish))["choices"]
+        assert choice["message"]["content"] == ("ab!" if include else "ab")
+        if packed:
+            codes = base64.b64decode(choice["logprobs"]["parts"]["data"])
+            parts = [get_args(Part)[code] for code in codes]
+        else:
+            parts = [token["part"] for token in choice["logprobs"]["tokens"]]
+            shown = "".join(entry["token"] for entry in choice["logprobs"]["content"])
+            assert shown == choice["message"]["content"]
+        assert parts == ["content", "content", "content" if include else "markup"]
 
     async def test_they_are_those_of_a_completion(self) -> None:
         fields: dict[str, Any] = {"max_tokens": 6, "logprob_token_ids": [7, 263, 7]}

@@ -205,3 +205,27 @@ def test_learning_takes_tens_of_renderings() -> None:
     formats_of("", counted)
     assert count <= 60
     assert time.process_time() - begin < 5.0
+
+
+@pytest.mark.parametrize("before", ["", "\n"])
+@pytest.mark.parametrize("after", ["", "\n"])
+def test_a_line_break_is_the_value_s_own_where_only_one_side_has_another(
+    before: str, after: str
+) -> None:
+    """What is learned reads every value as it was written; what would not is not learned."""
+    begin, end = ("{{ '\\n' }}" if text else "" for text in (before, after))
+    value = "{{ value if value is string else value | tojson }}"
+    fields = f"<p={{{{ key }}}}>{begin}{value}{end}</p>"
+    family = Family(
+        "{%- for call in calls -%}<call><fn={{ call.function.name }}>"
+        "{%- for key, value in call.function.arguments.items() -%}" + fields + "{%- endfor -%}"
+        "</fn></call>{%- endfor -%}"
+    )
+    tools, reasoning, _ = formats_of(family.source, partial(render, family.source))
+    assert (tools is not None) == (before == after), "as far as it is certain"
+    if tools is None:
+        return
+    for text in ("it", "it\n", "\nit", "\n\nit\n\n", " it "):
+        reply = family.write([("look", {"at": text})])
+        events, _ = parse(Style(tools, reasoning, family.write), [reply])
+        assert [json.loads(own) for _, own in calls_of(events)] == [{"at": text}]
