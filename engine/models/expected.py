@@ -54,8 +54,8 @@ class ExpectedModel(NamedTuple):
 
     Attributes:
         attention_specs: of its layers; none for other models than those of the fused decoder, of
-            which only loading them tells.
-        vocab_size: None where only loading tells.
+            which only loading them shows.
+        vocab_size: None where only loading shows it.
         max_position: positions that it can serve.
     """
 

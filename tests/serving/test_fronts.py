@@ -202,7 +202,7 @@ def test_a_front_that_is_stopped_alone_blames_nobody(tmp_path: Path, count: str)
             stopped.suspend()
             time.sleep(PAUSE_S)
             stopped.resume()
-            assert '"code":"aborted"' in "".join(lines), "its stream is told, and ends"
+            assert '"code":"aborted"' in "".join(lines), "its stream gets an error, and ends"
             for _ in range(60):  # longer than a server takes to end
                 assert client.get("/health").status_code == 200
                 time.sleep(0.1)

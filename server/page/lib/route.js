@@ -68,7 +68,7 @@ export function saveState(name, state) {
  */
 export function stateOf(name, fields) {
   return {
-    /** Take the state in the address; tells whether there was one. */
+    /** Take the state in the address; returns whether there was one. */
     async restoreState() {
       const state = await loadState(name);
       batch(() => {

@@ -9,7 +9,7 @@ export const LABELS = /** @type {const} */ (["letters", "options"]);
  * @typedef {object} Asked
  * @property {(typeof KINDS)[number]} kind
  * @property {string} text what is asked, or claimed
- * @property {string} options of a choice or a score, one a line, with " - description" behind
+ * @property {string} options of a choice or a score, one a line, with " - description" after it
  */
 
 export const input = signal("I was charged twice for order 4711. Nobody answers my mails!");
@@ -39,7 +39,7 @@ const FIELDS = [
 export const { restoreState, keepState } = stateOf("decide", FIELDS);
 
 /**
- * A line as an option: a value, and what stands behind " - ".
+ * A line as an option: a value, and what comes after " - ".
  * @param {string} line
  * @param {string} name what the API calls the value
  */
