@@ -37,6 +37,7 @@ OTHER_FLAGS = {
     *("--head", "--address", "--generate"),  # of Ray
     *("--quick", "--kernels", "--pack", "--help", "--version", "--full", "--parts", "--build"),
     *("--target", "--gpus", "--ipc", "--json", "--network", "--shape", "--tasks"),
+    *("--limit-mm-per-prompt", "--structured-outputs-config"),  # of vLLM, which may be pasted
 }
 """Flags that are not settings of the server."""
 
