@@ -30,7 +30,7 @@ GRACE_S = 15.0
 AT_ONCE = 8
 """Benchmarks that are made ready on a GPU at the same time."""
 LINES = 5
-"""Of a benchmark's output, those that are told where it fails while it is made ready."""
+"""Of a benchmark's output, those that are printed where it fails while it is made ready."""
 
 Tell = Callable[[str, str], None]
 """Takes a part and a line that it printed."""
@@ -58,7 +58,7 @@ class Settings(NamedTuple):
 
 
 def run(command: Sequence[str], settings: Settings, cards: str, seconds: float, tell: Tell) -> str:
-    """Run a command on GPUs, and tell its lines; what went wrong, empty if nothing did."""
+    """Run a command on GPUs, its lines going to `tell`; what went wrong, empty if nothing did."""
     owner = uuid.uuid4().hex
     environment = {**os.environ, **settings.environment, OWNER: owner, "PYTHONUNBUFFERED": "1"}
     environment["CUDA_VISIBLE_DEVICES"] = cards

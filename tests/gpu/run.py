@@ -1,6 +1,6 @@
 """`make test-gpu`: runs the tests marked `gpu`, a few processes on each GPU.
 
-    python -m tests.gpu.run --seconds 560 --output $OUT/gpu.json [tests/engine/weights ...]
+    python -m tests.gpu.run --seconds 560 --output build/gpu.json [tests/engine/weights ...]
 
 What has not run since it changed comes first, then what failed; among those the files of `FIRST`.
 A test that fails is named at once, and why. When the time is over processes are interrupted, and
@@ -78,7 +78,7 @@ class Job(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How it is told."""
+        """How it is named in the output."""
         words = ["" if self.share == "0/1" else f" {self.share}", " FlashInfer" * self.flashinfer]
         return self.file + "".join(words)
 
@@ -132,7 +132,7 @@ def jobs_of(file: str, *, has_flashinfer: bool) -> Iterator[Job]:
 
 
 class Outcomes:
-    """What came of tests, told as it comes."""
+    """What came of tests, printed as it comes."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[Row]] = {}
