@@ -99,7 +99,8 @@ def drafters(shape: str, folder: Path) -> dict[str, SpeculativeConfig | None]:
         }
 
     eagle = str(write_head(shape, folder / "eagle"))
-    eagle3 = str(write_head(shape, folder / "eagle3", draft_vocab_size=DRAFT_VOCAB))
+    draft_vocab = min(DRAFT_VOCAB, shape_config(shape)["vocab_size"])
+    eagle3 = str(write_head(shape, folder / "eagle3", draft_vocab_size=draft_vocab))
     return {
         "plain": None,
         "eagle": SpeculativeConfig(method="eagle", model=eagle, **synthetic(LENGTH)),

@@ -128,7 +128,7 @@ def config_of(family: str, hidden: int = 32, vocab_size: int = VOCAB) -> PreTrai
                 topk_group=1,
                 moe_intermediate_size=16,
                 moe_shared_expert_intermediate_size=24,
-                moe_latent_size=20 if family == "nemotron_h_latent" else None,
+                moe_latent_size=24 if family == "nemotron_h_latent" else None,
                 routed_scaling_factor=2.5,
                 head_dim=hidden // 4,
                 mamba_num_heads=8,
