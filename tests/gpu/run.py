@@ -32,9 +32,6 @@ from tests.gpu.plugin import RESULTS, SHARE
 ROOT = Path(__file__).parents[2]
 STORED = Path(__file__).parent / "results.json"
 FIRST = (
-    "tests/engine/models/families/test_hybrids_cuda.py",
-    "tests/engine/models/families/test_families_cuda.py",
-    "tests/engine/speculation",
     "tests/engine/kernels/lora",
     "tests/engine/kernels/recurrent",
     "tests/engine/kernels/decode",
@@ -48,8 +45,11 @@ FIRST = (
     "tests/engine/models/formats/test_held_modules_cuda.py",
     "tests/engine/weights",
     "tests/engine/parallel/test_gpus.py",
+    "tests/engine/speculation",
+    "tests/engine/models/families/test_hybrids_cuda.py",
+    "tests/engine/models/families/test_families_cuda.py",
 )
-"""Files and folders, most wanted first."""
+"""Files and folders, most wanted first; the last compile kernels for nine minutes."""
 ALONE = (
     "tests/engine/parallel/test_gpus.py",
     "tests/engine/startup/test_memory.py",
