@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -169,12 +170,22 @@ def free_memory() -> None:
 
 
 def of_all_asked(engine: Engine, prompts: list[Int32Array]) -> dict[str, float]:
-    """The rate of rows that ask for logprobs and more over that of rows that do not."""
-    times = []
-    for params in (SamplingParams(), ALL_ASKED):
+    """The rate of rows that ask for logprobs and more over that of rows that do not.
+
+    Rows with a seed have all drafts in every step, so seeds are measured alone too.
+    """
+    asked = {
+        "nothing": SamplingParams(),
+        "seeds": SamplingParams(seed=1),
+        "no_seeds": msgspec.structs.replace(ALL_ASKED, seed=None),
+        "all_asked": ALL_ASKED,
+    }
+    times = {}
+    for name, params in asked.items():
         time_a_token(engine, prompts, params)
-        times.append(time_a_token(engine, prompts, params))
-    return {"ms_all_asked": round(times[1], 3), "rate_all_asked": round(times[0] / times[1], 3)}
+        times[name] = time_a_token(engine, prompts, params)
+    rates = {f"rate_{name}": round(times["nothing"] / ms, 3) for name, ms in times.items()}
+    return {"ms_all_asked": round(times["all_asked"], 3), **rates}
 
 
 def measurements(shape: str, batches: list[int]) -> Iterator[dict[str, Any]]:
