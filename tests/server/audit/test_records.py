@@ -9,6 +9,8 @@ import orjson
 import pytest
 
 from engine.errors import ConfigError
+from sampling.params import SamplingParams
+from server.audit.parameters import sampling_params
 from server.audit.records import read_choices
 from tests.server.audit.files import Json, completion, read, served
 
@@ -107,6 +109,36 @@ def test_neutral_values_of_what_is_refused_are_not(tmp_path: Path) -> None:
     body |= {"structured_outputs": None, "use_beam_search": False}
     assert read(tmp_path, body, completion([1]))[0].refusal is None
     assert read(tmp_path, {"prompt": "x", "temperature": 0}, completion([1]))[0].refusal is None
+
+
+EVERY_PARAMETER: Json = {
+    "temperature": 0.5,
+    "top_k": 7,
+    "top_p": 0.9,
+    "min_p": 0.1,
+    "repetition_penalty": 1.1,
+    "presence_penalty": -1.0,
+    "frequency_penalty": 2.0,
+    "seed": 5,
+    "logit_bias": {"5": -3},
+    "allowed_token_ids": [1, 2],
+    "bad_words": ["ab"],
+    "min_tokens": 1,
+    "stop_token_ids": [9],
+}
+"""A body with a value of each, of which none is neutral."""
+
+
+def test_every_parameter_that_decides_tokens_is_derived() -> None:
+    """What is left out would be audited as neutral, and an honest reply called another's."""
+    derived, neutral = sampling_params(EVERY_PARAMETER, {}, (), served().words), SamplingParams()
+    same = {
+        name
+        for name in SamplingParams.__struct_fields__
+        if getattr(derived, name) == getattr(neutral, name)
+    }
+    reports = {"logprobs", "logprob_token_ids", "logprobs_mode", "kept_logprob"}
+    assert same == reports | {"constrained"}  # refused by the fields that have grammars
 
 
 @pytest.mark.parametrize("shows", ["metrics", "origins"])
