@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.models.families.config import activation, biases, decoder, rotations, sizes
+from engine.models.families.config import activation, biases, decoder, sizes, whole_heads
 from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.mlp import Mlp
@@ -38,7 +38,7 @@ def falcon_h1(config: Any) -> DecoderSpec:
             ),
             mlp,
         )
-        for rotation in rotations(config)
+        for rotation in whole_heads(config)
     ]
     return decoder(
         config,

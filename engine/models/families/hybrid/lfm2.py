@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.kernels.experts.routing import RoutingRules
-from engine.models.families.config import decoder, layer_kinds, rotations, sizes
+from engine.models.families.config import decoder, layer_kinds, sizes, whole_heads
 from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.experts import ExpertMlp
@@ -55,7 +55,7 @@ def _decoder(config: Any, mlps: Sequence[Mlp | ExpertMlp]) -> DecoderSpec:
             mlp,
         )
         for kind, rotation, mlp in zip(
-            layer_kinds(config, "conv", "full_attention"), rotations(config), mlps, strict=True
+            layer_kinds(config, "conv", "full_attention"), whole_heads(config), mlps, strict=True
         )
     ]
     return decoder(config, layers, RmsNorm("model.embedding_norm", eps))

@@ -10,9 +10,9 @@ from engine.models.families.config import (
     layer_kinds,
     mlp_sizes,
     no_rotations,
-    rotations,
     silu,
     sizes,
+    whole_heads,
 )
 from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
@@ -37,7 +37,7 @@ O_NORM_EPS = 1e-5
 def olmo_hybrid(config: Any) -> DecoderSpec:
     """A delta rule whose norms come first, or attention whose norms come after, and a gated MLP."""
     eps = config.rms_norm_eps
-    speeds = rotations(config) if config.rope_parameters else no_rotations(config)
+    speeds = whole_heads(config) if config.rope_parameters else no_rotations(config)
     layers = [
         _delta_layer(config) if kind == DELTA else _attention_layer(config, rotation)
         for kind, rotation in zip(layer_kinds(config, DELTA, ATTENTION), speeds, strict=True)

@@ -12,6 +12,7 @@ from transformers import Qwen3_5Config
 
 from engine.config import ModelConfig
 from engine.errors import ModelError
+from engine.models.families.config import NotFusedError
 from engine.models.families.table import decoder_spec
 from engine.models.loader import load_model
 from engine.startup.error_statement import hidden_states
@@ -69,4 +70,15 @@ def test_a_layer_kind_that_a_family_lacks_is_refused_by_name() -> None:
     config = config_of("lfm2")
     config.layer_types = ["conv", "recurrent", "conv", "conv"]
     with pytest.raises(ModelError, match="layer_types has 'recurrent' at layer 1, which is not"):
+        decoder_spec(config)
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "lfm2", "olmo_hybrid"])
+def test_rotations_of_half_a_head_are_refused(family: str) -> None:
+    """transformers pairs the first lanes of a head there, our rows those of whole heads."""
+    config = config_of(family)
+    config.rope_parameters = {"rope_type": "default", "rope_theta": 1e4}
+    assert decoder_spec(config)
+    config.rope_parameters |= {"partial_rotary_factor": 0.5}
+    with pytest.raises(NotFusedError, match=r"partial_rotary_factor 0\.5"):
         decoder_spec(config)
