@@ -146,16 +146,18 @@ async def sleep_figures(client: Client, shape: str, memory: Memory) -> list[Figu
 
 
 async def rollout_figures(client: Client, shape: str, length: int | None) -> list[Figure]:
-    """Rollouts with the logprobs of their tokens beside those without."""
+    """Rollouts with the logprobs of their tokens beside those without, the best of two turns."""
     count, usual = ROLLOUTS[shape]
     length = length or usual
     await client.rollouts(count, length // 16, 0)
-    rates = []
-    for seed, params in enumerate(({}, {"logprobs": 0}), start=1):
-        rates.append(await client.rollouts(count, length, 10_000 * seed, **params))
-    what, share = f"{shape}, {count} rollouts of {length:,} tokens", round(rates[1] / rates[0], 4)
+    rates: list[list[float]] = [[], []]
+    for turn in range(2 * len(rates)):
+        params = {"logprobs": 0} if turn % 2 else {}
+        rates[turn % 2].append(await client.rollouts(count, length, 10_000 * (turn + 1), **params))
+    plain, with_logprobs = map(max, rates)
+    what, share = f"{shape}, {count} rollouts of {length:,} tokens", round(with_logprobs / plain, 4)
     return [
-        figure(what, round(rates[0]), "tokens/s", ">=", None, None),
+        figure(what, round(plain), "tokens/s", ">=", None, None),
         figure(f"{what}: rate with logprobs over without", share, "ratio", ">=", LOGPROBS, 1.0),
     ]
 
