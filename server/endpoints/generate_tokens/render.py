@@ -18,7 +18,7 @@ from server.endpoints.generate_tokens.schema import GenerateTokensRequest
 from server.errors import ApiError
 from server.generation.choice import Piece, ReplyChoice
 from server.generation.generation import Generation
-from server.generation.logprobs import fragment
+from server.generation.logprobs import Columns, fragment
 from server.generation.prepare import PreparedRequest
 from server.generation.render import Renderer, WrittenPiece
 from server.generation.routes import Routes
@@ -43,33 +43,34 @@ class TokenRenderer(Renderer):
     def choice(
         self, index: int, prompt_idx: int, piece: Piece, routes: Routes | None = None
     ) -> dict[str, Any]:
-        """Make a choice object of a reply or a chunk."""
+        """Make a choice object of a reply or a chunk: a piece after those written ahead."""
         form = self._form
+        written = [*self._ahead.pop(index, ()), self._write(index, prompt_idx, piece)]
+        pieces = [each.piece for each in written]
         choice: dict[str, Any] = {
             "index": index,
             "finish_reason": piece.finish_reason,
             "stop_reason": piece.stop_reason,
-            "token_ids": piece.token_ids,
-            "logprobs": self._token_logprobs(piece),
+            "token_ids": [token_id for each in pieces for token_id in each.token_ids],
+            "logprobs": self._token_logprobs(written),
             "routed_experts": None if routes is None else self.packed_routes(routes.ids),
-            "sampling_mask": self._support(piece),
+            "sampling_mask": self._support(pieces),
             "weight_versions": None,
         }
         if routes is not None and routes.weights is not None:
             choice["routed_expert_weights"] = npy(routes.weights)
         if self._shows_text:
-            choice["text"] = piece.text
+            choice["text"] = "".join(each.text for each in pieces)
         if piece.finish_reason is not None:
             choice["weight_versions"] = list(map(msgspec.structs.asdict, piece.weight_versions))
         if form.explicit_ids is not None:
-            written = [WrittenPiece(piece, [])]
             choice["logprob_token_ids"] = self._explicit(form.explicit_ids, written)
         if form.kept:
-            choice["kept_logprobs"] = self._kept([WrittenPiece(piece, [])])
+            choice["kept_logprobs"] = self._kept(written)
         if form.origins:
-            choice["token_origins"] = self._origins([WrittenPiece(piece, [])])
-        if piece.first:
-            self._note_prompt(prompt_idx, piece.prompt_logprobs)
+            choice["token_origins"] = self._origins(written)
+        if pieces[0].first:
+            self._note_prompt(prompt_idx, pieces[0].prompt_logprobs)
         return choice
 
     def packed_routes(self, ids: npt.NDArray[Any]) -> Any:
@@ -80,18 +81,21 @@ class TokenRenderer(Renderer):
         """Write the choice object of a chunk."""
         return orjson.dumps(self.choice(index, prompt_idx, piece))
 
-    def due(self, choices: list[ReplyChoice]) -> list[ReplyChoice]:
-        """Nothing is written ahead."""
-        return []
+    def _columns(self, prompt_idx: int, piece: Piece) -> list[Columns]:
+        """The entries of a piece's tokens, if they are shown one by one."""
+        if self._num_shown is None or self._form.packed or piece.logprobs is None:
+            return []
+        return [{"content": self._entries(piece.token_ids, piece.logprobs)}]
 
-    def _token_logprobs(self, piece: Piece) -> Any:
+    def _token_logprobs(self, written: list[WrittenPiece]) -> Any:
         """The `logprobs` of a choice: an entry for each token, or packed arrays."""
         if self._num_shown is None:
             return None
         if self._form.packed:
-            return {**self._packed(0, piece), "mode": self._form.mode}
-        content = "" if piece.logprobs is None else self._entries(piece.token_ids, piece.logprobs)
-        return {"content": fragment(content), "mode": self._form.mode}
+            [one] = written  # nothing is written ahead
+            return {**self._packed(0, one.piece), "mode": self._form.mode}
+        contents = [columns["content"] for each in written for columns in each.columns]
+        return {"content": fragment(",".join(filter(None, contents))), "mode": self._form.mode}
 
     def _entries(self, token_ids: list[int], arrays: LogprobArrays) -> str:
         """The entries of tokens, each with its top list: the token itself, then others by rank."""
@@ -127,10 +131,10 @@ class TokenRenderer(Renderer):
             lists.append(",".join([first, *others]))
         return lists
 
-    def _support(self, piece: Piece) -> list[list[int]] | None:
+    def _support(self, pieces: list[Piece]) -> list[list[int]] | None:
         if not self._shows_support:
             return None
-        return [] if piece.logprobs is None else support_of(piece.logprobs)
+        return [ids for each in pieces if each.logprobs for ids in support_of(each.logprobs)]
 
     def _note_prompt(self, prompt_idx: int, reported: PromptLogprobs | None) -> None:
         """Keep what the reply as a whole says of the prompt."""

@@ -55,26 +55,33 @@ class GenerateRenderer(Renderer):
         """Whether the reply is a list: of several prompts, or of several choices."""
         return self._prepared.num_choices > 1 or isinstance(self._body.rid, list)
 
-    def due(self, choices: list[ReplyChoice]) -> list[ReplyChoice]:
-        """Nothing is written ahead."""
-        return []
+    def write_ahead(self, choices: list[ReplyChoice]) -> None:
+        """Take in what these choices can give out."""
+        for choice in choices:
+            if (piece := choice.take()) is not None:
+                self._take(choice, piece)
 
-    def object_of(self, choice: ReplyChoice, piece: Piece, num_cached: int) -> Json:
-        """What a choice has said with this piece, and what is known of it."""
+    def _take(self, choice: ReplyChoice, piece: Piece) -> _Written:
+        """What a choice has said with this piece."""
         written = self._written.setdefault(choice.index, _Written())
         written.text += piece.text
         written.token_ids += piece.token_ids
         if piece.logprobs is not None:
             written.logprobs.append(self._values(piece.token_ids, piece.logprobs))
-        prompt = self._prepared.prompts[choice.prompt_idx].token_ids
         if piece.first:
+            prompt = self._prepared.prompts[choice.prompt_idx].token_ids
             written.about_prompt = self._about_prompt(prompt, piece.prompt_logprobs)
         if piece.finish_reason is not None:
             written.end = _end(piece, len(written.token_ids))
+        return written
+
+    def object_of(self, choice: ReplyChoice, piece: Piece, num_cached: int) -> Json:
+        """What a choice has said with this piece, and what is known of it."""
+        written = self._take(choice, piece)
         meta: Json = {
             "id": self._id(choice),
             "finish_reason": written.end or None,
-            "prompt_tokens": len(prompt),
+            "prompt_tokens": len(self._prepared.prompts[choice.prompt_idx].token_ids),
             "completion_tokens": len(written.token_ids),
             "cached_tokens": num_cached,
             "weight_version": choice.weight_version,

@@ -11,6 +11,8 @@ import pytest
 
 from engine.request import Finish
 from server.endpoints.generate_tokens.reply_schema import GenerateTokensReply
+from server.generation.choice import ReplyChoice
+from server.generation.render import Renderer
 from tests.fakes import BOS, EOS, FakeEngine, says
 from tests.server.conftest import Site, chunks_of, error_of, in_process
 from tests.server.endpoints.generate_tokens.routed import PROMPT, wanted_routes, with_routes
@@ -63,6 +65,40 @@ async def test_logprobs_are_by_id_and_those_of_completions(site: Site) -> None:
         assert shown == set(top_ids) - {EOS, BOS} | {first["token_id"]}
         assert [other["rank"] for other in others] == sorted(other["rank"] for other in others)
     assert choice["logprob_token_ids"] == same["logprob_token_ids"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"logprobs": 2},
+        {"logprobs": 0, "logprob_token_ids": [98, 5], "n": 2},
+        {"logprobs": 1, "prompt_logprobs": 1, "logprobs_mode": "processed_logprobs", "top_k": 3},
+    ],
+)
+async def test_logprobs_written_ahead_join_the_rest(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead: list[ReplyChoice] = []
+    write_ahead = Renderer.write_ahead
+
+    def noting(renderer: Renderer, choices: list[ReplyChoice]) -> None:
+        ahead.extend(choices)
+        write_ahead(renderer, choices)
+
+    monkeypatch.setattr(Renderer, "write_ahead", noting)
+    fields: dict[str, Any] = {"sampling_params": {"max_tokens": 120, **options}}
+    fields |= {"output_mode": "text", "return_sampling_mask": "top_k" in options}
+    async with in_process(FakeEngine(says("aéb" * 40))) as site:
+        reply = await generated(site, **fields)
+        assert len(ahead) >= 2
+        monkeypatch.setattr(Renderer, "due", lambda *_: [])
+        once = await generated(site, **fields)
+    assert reply["choices"] == once["choices"]
+    assert reply.get("prompt_logprobs") == once.get("prompt_logprobs")
+    for choice in reply["choices"]:
+        content = choice["logprobs"]["content"]
+        assert [entry["token_id"] for entry in content] == choice["token_ids"]
+        assert len(content) == 120
 
 
 async def test_packed_logprobs_are_those_of_completions(site: Site) -> None:

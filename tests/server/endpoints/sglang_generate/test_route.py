@@ -13,7 +13,9 @@ import pytest
 from engine.contracts.adapters import NamedAdapter
 from engine.contracts.control import EngineState
 from engine.request import Finish
+from server.endpoints.sglang_generate.render import GenerateRenderer
 from server.endpoints.sglang_generate.reply_schema import GenerateReply
+from server.generation.choice import ReplyChoice
 from tests.fakes import EOS, FakeEngine, routes_of, says
 from tests.server.conftest import Site, chunks_of, error_of, in_process
 
@@ -54,6 +56,32 @@ async def test_what_slime_reads_of_a_reply(site: Site) -> None:
     assert (meta["id"], meta["weight_version"]) == ("r1", "default")
     (same,) = (await site.complete(prompt=PROMPT, max_tokens=3, logprobs=0))["choices"]
     assert [entry[0] for entry in entries] == same["logprobs"]["token_logprobs"]
+
+
+@pytest.mark.parametrize("options", [{"top_logprobs_num": 2}, {"token_ids_logprob": [98, 5]}])
+async def test_logprobs_written_ahead_join_the_rest(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead: list[ReplyChoice] = []
+    write_ahead = GenerateRenderer.write_ahead
+
+    def noting(renderer: GenerateRenderer, choices: list[ReplyChoice]) -> None:
+        ahead.extend(choices)
+        write_ahead(renderer, choices)
+
+    monkeypatch.setattr(GenerateRenderer, "write_ahead", noting)
+    fields: dict[str, Any] = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 120}}
+    fields |= {"return_logprob": True, "rid": "r1", "logprob_start_len": 1, **options}
+    async with in_process(FakeEngine(says("aéb" * 40))) as site:
+        reply = await generated(site, **fields)
+        assert len(ahead) >= 2
+        monkeypatch.setattr(GenerateRenderer, "due", lambda *_: [])
+        once = await generated(site, **fields)
+    for each in (reply, once):
+        del each["meta_info"]["e2e_latency"]
+    assert reply == once
+    entries = reply["meta_info"]["output_token_logprobs"]
+    assert [entry[1] for entry in entries] == reply["output_ids"] == list(b"a\xc3\xa9b" * 30)
 
 
 async def test_ends() -> None:
