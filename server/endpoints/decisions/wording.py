@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from jinja2 import TemplateError, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -50,6 +51,21 @@ _PASSES_ON = (nodes.Template, nodes.Output, nodes.If, nodes.For)
 """Statements that write what is in them as it is; blocks of filters, say, do not."""
 
 
+class Shown(NamedTuple):
+    """A question as it is shown to the model once.
+
+    Attributes:
+        order: the options in the order in which they are shown.
+        labels: the label of each option, in the order shown.
+        kind: what labels are.
+    """
+
+    question: Question
+    order: Sequence[int]
+    labels: Sequence[str]
+    kind: Labels
+
+
 class Wording:
     """Writes what the model is asked.
 
@@ -62,52 +78,23 @@ class Wording:
         self._template = environment.from_string(source)
         self._copies_question = _copies(environment.parse(source), "question")
 
-    def content(
-        self,
-        state: str,
-        question: Question,
-        order: Sequence[int],
-        labels: Sequence[str],
-        kind: Labels,
-    ) -> str:
-        """The user's message of one question; raises `ApiError` for what the template refuses.
+    def content(self, state: str, shown: Shown) -> str:
+        """The user's message of one question; raises `ApiError` for what the template refuses."""
+        return self._render(shown.question.instructions, state, shown).strip()
 
-        Args:
-            order: the options in the order in which they are shown.
-            labels: the label of each option, in the order shown.
-            kind: what labels are.
-        """
-        return self._render(question.instructions, state, question, order, labels, kind).strip()
-
-    def around(
-        self,
-        state: str,
-        question: Question,
-        order: Sequence[int],
-        labels: Sequence[str],
-        kind: Labels,
-    ) -> list[str] | None:
+    def around(self, state: str, shown: Shown) -> list[str] | None:
         """The texts between which the instructions stand in what `content` gives, not stripped.
 
         So questions that differ in their instructions alone are worded once. None where the
         template does more with the instructions than write them.
         """
-        if not self._copies_question:
-            return None
-        return self._render(_MARK, state, question, order, labels, kind).split(_MARK)
+        return self._render(_MARK, state, shown).split(_MARK) if self._copies_question else None
 
-    def _render(
-        self,
-        instructions: str,
-        state: str,
-        question: Question,
-        order: Sequence[int],
-        labels: Sequence[str],
-        kind: Labels,
-    ) -> str:
+    def _render(self, instructions: str, state: str, shown: Shown) -> str:
+        question, order, labels, kind = shown
         is_named = question.kind != "predicate" and kind == "letters"
         texts = question.texts()
-        shown = [
+        options = [
             {
                 "label": label if is_named else "",
                 "text": texts[option],
@@ -120,7 +107,7 @@ class Wording:
                 state=state,
                 kind=question.kind,
                 question=instructions,
-                options=shown if question.shows_options else [],
+                options=options if question.shows_options else [],
                 answers=labels,
                 labels=kind,
             )

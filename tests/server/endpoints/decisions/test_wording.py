@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.endpoints.decisions.question import Kind, Labels, Option, Question
-from server.endpoints.decisions.wording import WORDING, Wording
+from server.endpoints.decisions.wording import WORDING, Shown, Wording
 from server.errors import ApiError
 
 
@@ -21,7 +21,7 @@ TEAMS = (Option("billing", "payments"), Option("support"))
 def content(
     asked: Question, labels: list[str], kind: Labels = "letters", state: str = "It is late."
 ) -> str:
-    return Wording(WORDING).content(state, asked, [1, 0], labels, kind)
+    return Wording(WORDING).content(state, Shown(asked, [1, 0], labels, kind))
 
 
 def test_a_choice() -> None:
@@ -70,7 +70,7 @@ def test_without_a_state_the_question_stands_alone() -> None:
 def test_what_a_template_refuses_is_the_client_s_to_know() -> None:
     wording = Wording("{{ state.missing.attribute }}")
     with pytest.raises(ApiError) as caught:
-        wording.content("x", question("choice", *TEAMS), [0, 1], ["A", "B"], "letters")
+        wording.content("x", Shown(question("choice", *TEAMS), [0, 1], ["A", "B"], "letters"))
     assert caught.value.param == "questions[2]"
 
 
@@ -81,10 +81,11 @@ def test_instructions_stand_between_the_same_texts(
     wording, options = Wording(WORDING), (*TEAMS, Option(instructions))[: 2 + is_first]
     asked = Question("choice", instructions, options, "questions[0]", "")
     order, labels = range(len(options)), ["A", "B", instructions][: len(options)]
-    around = wording.around(instructions, asked, order, labels, kind)
+    shown = Shown(asked, order, labels, kind)
+    around = wording.around(instructions, shown)
     assert around is not None
     assert len(around) == 2
-    whole = wording.content(instructions, asked, order, labels, kind)
+    whole = wording.content(instructions, shown)
     assert instructions.join(around).strip() == whole
 
 
@@ -106,7 +107,8 @@ def test_instructions_stand_between_the_same_texts(
 )
 def test_templates_that_do_more_with_instructions_word_each(template: str) -> None:
     asked = question("choice", *TEAMS)
-    assert Wording(template).around("It is late.", asked, [0, 1], ["A", "B"], "letters") is None
+    shown = Shown(asked, [0, 1], ["A", "B"], "letters")
+    assert Wording(template).around("It is late.", shown) is None
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
@@ -115,7 +117,8 @@ def test_instructions_are_written_as_often_as_the_template_does(count: int) -> N
         "{% for _ in range(" + str(count) + ") %}{{ question }},{% endfor %}{{ kind }}"
     )
     asked = question("score", *TEAMS)
-    around = wording.around("", asked, [0, 1], ["0", "1"], "letters")
+    shown = Shown(asked, [0, 1], ["0", "1"], "letters")
+    around = wording.around("", shown)
     assert around is not None
-    assert "Which team?".join(around) == wording.content("", asked, [0, 1], ["0", "1"], "letters")
+    assert "Which team?".join(around) == wording.content("", shown)
     assert len(around) == 1 + count
