@@ -96,6 +96,20 @@ async def test_a_refusal_of_one_replica_leaves_all_as_they_were() -> None:
         assert await listed(site) == ["sql"]
 
 
+async def test_a_later_change_holds_though_the_clock_was_set_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where it was asked of another server, whose clock is behind."""
+    async with fleet_site(adapters=True) as site:
+        await change(site, "load", **SQL)
+        monkeypatch.setattr("server.fleet.adapters.time.time_ns", lambda: 1)
+        newer = SQL | {"lora_path": "/adapters/newer", "load_inplace": True}
+        assert (await change(site, "load", **newer)).status_code == 200
+        assert everywhere(site, {"sql": "/adapters/newer"})
+        assert (await change(site, "unload", lora_name="sql")).status_code == 200
+        assert everywhere(site, {})
+
+
 @pytest.mark.parametrize("is_given", [False, True])
 async def test_a_replica_that_starts_later_gets_what_is_loaded(is_given: bool) -> None:
     """Also from a server that was never asked to load it."""

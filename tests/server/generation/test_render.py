@@ -90,6 +90,19 @@ class TestChoice:
         explicit = rendered(wanted, piece("x"), "a")["prompt_logprob_token_ids"]
         assert explicit == {"start": 1, "token_ids": [5], "logprobs": []}
 
+    @pytest.mark.parametrize("start", [2, 4, 6])
+    def test_a_part_of_the_prompt_has_the_ids_of_its_own_positions(self, start: int) -> None:
+        lists = np.arange(18, dtype=np.int32).reshape(6, 3)  # of positions 2 to 7
+        asked = PromptLogprobsParams(start=2, id_lists=lists, by_part=True)
+        wanted = form(prompt_explicit_ids=lists, prompt_logprobs=asked, stream=True)
+        part = PromptLogprobs(
+            handle=1, start=start, logprobs=values(2, num_explicit=3), is_part=True
+        )
+        made = rendered(wanted, piece(first=start == 2, prompt_logprobs=part), "abcdefgh")
+        shown = made["prompt_logprob_token_ids"]
+        assert shown["token_ids"] == lists[start - 2 : start].tolist()
+        assert (shown["start"], shown["logprobs"]) == (start, [[0, 0, 0], [-1, -1, -1]])
+
     def test_origins_are_named(self) -> None:
         wanted = form(origins=True)
         assert rendered(wanted, piece("abcd", origins=[0, 1, 2, 3]))["token_origins"] == [

@@ -209,6 +209,20 @@ class TestTime:
             assert "4096 KiB a second" in str(reply)
             assert time.monotonic() - began >= 0.5
 
+    async def test_a_large_body_of_no_known_length_has_the_time_of_the_largest(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """At 4 MiB a second the 2 MiB that a body may have take half a second."""
+        monkeypatch.setattr("server.http.body.GRACE_S", 0.0)
+        monkeypatch.setattr("server.http.body.LEAST_RATE", 4 << 20)
+        async with on_a_port(max_body_bytes=2 << 20) as site, asyncio.timeout(20):
+            raw = await Raw.open(site)
+            began = time.monotonic()
+            await raw.send(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+            await raw.send(b"100000\r\n" + b" " * (1 << 20) + b"\r\n")
+            assert (await raw.reply())[0] == 408
+            assert time.monotonic() - began >= 0.5
+
 
 class TestUpgrade:
     @pytest.mark.parametrize("offer", [b"h2c", b"websocket"])

@@ -253,6 +253,7 @@ def test_first_states() -> None:
 PYTHON_TEXTS = (
     "[f(a='''x \"\" 'y' ''', b=1)]",
     '[f(a="""it\'s ""so"" """, b=[\'\'])]',
+    '[f(a="""so "it, he) said" then""", b=1)]',
     '[f(a=\'\', b=""), g(c=\'it\\\'s\', d="""\\\\""")]',
     "[f(a={'k': (1, 2.5, None, True)}, b=-1e-3)]",
     "[f(a=\"a, b) c\", b='[')  , g( )]",

@@ -187,6 +187,12 @@ async def test_metrics_count_decisions(chat: Site) -> None:
     assert chat.metric("tailrace_decision_cached_tokens_total") > 0
 
 
+async def test_metrics_count_each_question_of_a_kind(chat: Site) -> None:
+    await post(chat, questions=[PREDICATE, CHOICE, PREDICATE])
+    assert chat.metric("tailrace_decisions_total", type="predicate") == 2
+    assert chat.metric("tailrace_decisions_total", type="choice") == 1
+
+
 @pytest.mark.parametrize(
     ("finish", "code"), [(Finish.NAN, "nan_logits"), (Finish.ERROR, "engine_error")]
 )
