@@ -74,6 +74,19 @@ def test_prompts_go_on_where_decoding_alone_is_too_slow() -> None:
     assert device.pace.prompt_tokens > 2 * LEAST_TOKENS
 
 
+def test_steps_of_the_fewest_tokens_show_that_a_token_takes_less() -> None:
+    """A token took so long that no step had more of them; now it does not."""
+    device = Device()
+    device.token_s *= 20
+    for num_prompt in (0, 0, 256):
+        device.step(num_prompt)
+    assert device.pace.prompt_tokens == LEAST_TOKENS
+    device.token_s = TOKEN_S
+    for _ in range(40):
+        device.full_step()
+    assert device.pace.prompt_tokens > 2 * LEAST_TOKENS
+
+
 def test_a_hiccup_and_a_pause_change_little() -> None:
     device = Device()
     for num_prompt in (0, 0, 256, 256):

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 from msgspec import structs
 
+from engine.adapters.registry import AdapterRegistry
+from engine.config import AdaptersConfig, CacheConfig, SchedulerConfig
 from engine.contracts import shared_blocks
+from engine.contracts.adapters import AdapterSource
 from engine.contracts.runner import RunnerLostError
-from engine.request import Finish
+from engine.memory.blocks import BlockPool
+from engine.request import Finish, ItemScores
+from engine.scoring.queue import ScoringQueue
 from tests.engine.paged_fake import context_hash
 from tests.engine.scoring.scoring_fake import (
     Scores,
+    ScoringFake,
     make_engine,
     scoring,
     sequence,
@@ -57,6 +64,21 @@ def test_random_traffic_equals_whole_sequences(
         np.testing.assert_array_equal(answer.values, wanted(each))
         np.testing.assert_array_equal(answer.best, answer.others - 1)
     assert max(len(plan.token_ids) for plan in runner.plans) <= budget
+
+
+class FolderReader:
+    """Reads adapters at once; their hashes are their paths, where `digests` has none."""
+
+    def __init__(self) -> None:
+        self.digests: dict[str, bytes] = {}
+
+    def read(self, number: int, source: AdapterSource) -> Future[bytes]:
+        future: Future[bytes] = Future()
+        future.set_result(self.digests.get(source.path, source.path.encode()))
+        return future
+
+    def drop(self, number: int) -> None:
+        """Forget nothing."""
 
 
 def _branches(rng: random.Random, most: int) -> list[list[int]]:
@@ -158,6 +180,43 @@ def test_queries_of_other_salts_share_no_blocks() -> None:
         engine.score(FRONTEND, structs.replace(asked, cache_salt=salt))
         inbox.run(engine)
     assert [inbox.ended[handle].num_cached for handle in range(4)] == [0, 0, 8, 0]
+
+
+def test_queries_of_an_adapter_that_was_read_again_share_blocks_by_its_new_hash() -> None:
+    """What its folder holds by then may be another adapter."""
+    reader = FolderReader()
+    pool, runner, answers = BlockPool(60), ScoringFake(4, 65, 60, 4), list[ItemScores]()
+    registry = AdapterRegistry(AdaptersConfig(max_loras=1, max_cpu_loras=1), reader)
+    queue = ScoringQueue(
+        SchedulerConfig(max_rows=4, max_step_tokens=16),
+        CacheConfig(block_size=4),
+        pool,
+        runner,
+        num_promised=lambda: 0,
+        report=lambda _, scores: answers.append(scores),
+        adapters=registry,
+    )
+
+    def load(name: str) -> None:
+        registry.load(name, AdapterSource(name), replaces=False, done=lambda error: None)
+        registry.settle()
+
+    def num_cached(handle: int) -> int:
+        asked = structs.replace(scoring(handle, list(range(1, 9)), [[9]]), adapter="x")
+        queue.submit(FRONTEND, asked, handle)
+        registry.settle()
+        while queue.has_work:
+            queue.launch()
+            queue.read_back()
+        return answers[-1].num_cached
+
+    load("x")
+    assert [num_cached(handle) for handle in (1, 2)] == [0, 8]
+    load("y")  # x is dropped
+    assert num_cached(3) == 8, "the folder is as it was"
+    load("z")
+    reader.digests["x"] = b"another"
+    assert [num_cached(handle) for handle in (4, 5)] == [0, 8]
 
 
 def test_hidden_states_are_read_beside_logprobs() -> None:
