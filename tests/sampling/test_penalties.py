@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sampling import penalties, reference
 from sampling.params import SamplingParams
-from sampling.penalties import OUTPUT_UNIT, PROMPT_BIT, PenaltyCounts, penalize
+from sampling.penalties import OUTPUT_UNIT, PROMPT_BIT, PenaltyCounts, count_drafts, penalize
 from tests.sampling.steps import Host, Request, make_logits
 
 CPU, WIDTH = torch.device("cpu"), 600
@@ -119,6 +119,15 @@ def test_added_tokens_are_counted_as_often_as_they_occur() -> None:
 
 def request(**factors: Any) -> Request:
     return Request(SamplingParams(temperature=0.9, **factors), seed=8, tokens=[1, 2, 2, 3])
+
+
+def test_drafts_before_a_position_count_where_the_vocabulary_has_them() -> None:
+    """Two, two, one and none of the tokens before the place to draw; -1 and 600 are none."""
+    history = torch.tensor([[5, 7, 7], [5, -1, 9], [5, 7, WIDTH], [5, 7, 9]], dtype=torch.int32)
+    words = torch.zeros(4, WIDTH, dtype=torch.int32)
+    count_drafts(words, history, torch.full((4,), 3), torch.tensor([2, 2, 1, 0]))
+    found = {tuple(at): int(words[tuple(at)]) for at in words.nonzero().tolist()}
+    assert found == {(0, 7): 2 * OUTPUT_UNIT, (1, 9): OUTPUT_UNIT}
 
 
 def test_the_sampler_counts_what_it_draws() -> None:
