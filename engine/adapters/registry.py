@@ -121,9 +121,13 @@ class AdapterRegistry:
         if version is None:
             return None
         version.num_users += num_users
-        if version.number in self._held:
-            self._held[version.number] = self._held.pop(version.number)  # the last one used
+        self._note_use(version)
         return version
+
+    def _note_use(self, version: AdapterVersion) -> None:
+        """Let a version be the last to be dropped of those on the host."""
+        if version.number in self._held:
+            self._held[version.number] = self._held.pop(version.number)
 
     def adopt(self, choices: list[Choice]) -> bool:
         """Give choices the adapter that their request names; False where there is none."""
@@ -145,6 +149,7 @@ class AdapterRegistry:
     def leave(self, version: AdapterVersion) -> None:
         """End what `take` began, for one user."""
         version.num_users -= 1
+        self._note_use(version)
         self._forget_unnamed(version)
         self._drop_unused()
 

@@ -66,8 +66,8 @@ class BodyMemory:
             try:
                 await turn
             except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self.give_back(num_bytes)
+                was_granted = turn.done() and not turn.cancelled()
+                self.give_back(num_bytes if was_granted else 0)  # others may have waited for it
                 raise
         else:
             self._taken += num_bytes

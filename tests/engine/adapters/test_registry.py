@@ -135,6 +135,17 @@ def test_an_adapter_over_the_limit_is_read_again() -> None:
     adapters.registry.check(is_idle=True)
 
 
+def test_an_adapter_over_the_limit_is_the_one_left_longest_ago() -> None:
+    adapters = Adapters(max_loras=1, max_cpu_loras=2)
+    for name in "xy":
+        adapters.load(name, name)
+    x, y = adapters.take("x"), adapters.take("y")
+    adapters.registry.leave(y)
+    adapters.registry.leave(x)
+    adapters.load("z", "z")
+    assert (x.is_there, y.is_there) == (True, False)
+
+
 def test_an_adapter_over_the_limit_is_the_one_asked_for_longest_ago() -> None:
     adapters = Adapters(max_loras=1, max_cpu_loras=2)
     for name in "xy":

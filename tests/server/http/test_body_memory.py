@@ -52,6 +52,15 @@ async def test_who_goes_away_leaves_its_turn_to_others() -> None:
     assert memory._taken == 100
 
 
+async def test_who_goes_away_holds_up_nobody_who_fits() -> None:
+    memory = BodyMemory(128)
+    await memory.lease(100)
+    gone, small = [await waiting(memory, size) for size in (100, 10)]
+    gone.cancel()
+    await asyncio.wait_for(small, 5)
+    assert memory._taken == 110
+
+
 async def test_too_many_who_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 1)
     memory = BodyMemory(100)
