@@ -5,12 +5,15 @@
 Engine and transformers run the same random weights. The greedy tokens of a run are compared with
 those of the engine without graphs, and with transformers' logits: bfloat16 rounds differently in
 other kernels, so a token counts as transformers' own where its logit is within `MARGIN` of the
-highest. Prints a line a measurement; the last line is JSON.
+highest. The engine without graphs may draw other tokens only where the library's products of the
+shape round by the number of rows, to which a graph pads. Prints a line a measurement; the last line
+is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import tempfile
@@ -23,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from benchmarks.bench_sampling import copy_gb_per_s
 from benchmarks.peer import ModuleWeights, agreement, peer_step_ms, random_module
@@ -40,6 +44,7 @@ from engine.models.families.table import decoder_spec
 from engine.models.formats.reader import WeightReader
 from engine.plan import StepPlan
 from engine.request import Request
+from engine.runner.graphs.piecewise_graphs import token_ladder
 from engine.startup.build import assemble
 from sampling.params import SamplingParams
 from server.bench.workloads import Body, make_workload
@@ -225,8 +230,38 @@ def check(bench: Bench, engine: Engine) -> Row:
     differing = sum(captured[i] != eager[i] for i in range(len(bodies)))
     row = agreement(bench.peer, bodies[:8], captured)
     row["requests_that_differ_from_eager"] = differing
-    row["passed"] = differing == 0 and row["worst_gap"] <= MARGIN
+    row["sums_depend_on_rows"] = depends = sums_depend_on_rows(bench.shape)
+    if depends:
+        row["worst_gap"] = max(
+            row["worst_gap"], agreement(bench.peer, bodies[:8], eager)["worst_gap"]
+        )
+    row["passed"] = (depends or differing == 0) and row["worst_gap"] <= MARGIN
     return row
+
+
+@torch.inference_mode()
+def sums_depend_on_rows(shape: str) -> bool:
+    """Whether a library's product of the shape has other bits where more rows are beside its own.
+
+    As a step is padded by graphs, from one row more than the captured number below.
+    """
+    config = shape_config(shape)
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    q_width, kv_width = (
+        config[f"num_{name}_heads"] * config["head_dim"] for name in ("attention", "key_value")
+    )
+    products = [(hidden, q_width + 2 * kv_width), (q_width, hidden), (hidden, 2 * inner)]
+    sizes = token_ladder(4096)
+    for inputs, outputs in (*products, (inner, hidden)):
+        x, weight = (
+            torch.randn((count, inputs), dtype=torch.bfloat16, device=DEVICE)
+            for count in (sizes[-1], outputs)
+        )
+        for below, size in itertools.pairwise(sizes):
+            alone, padded = (F.linear(x[:count], weight) for count in (below + 1, size))
+            if not torch.equal(alone, padded[: below + 1]):
+                return True
+    return False
 
 
 def bound_ms(shape: str, rows: int, context: int, gb_per_s: float) -> float:
