@@ -74,7 +74,7 @@ class Translation:
             is_parsed: as for `form`.
             cuts_prompts: they are cut as the body says; else they were already.
         """
-        limit, config, options = body.token_limit, self.served.config, checked_options(body)
+        limit, config = body.token_limit, self.served.config
         max_tokens, truncation = most_tokens if limit is None else limit, None
         if cuts_prompts:
             info = self.served.info
@@ -89,8 +89,7 @@ class Translation:
             params=params,
             form=replace(
                 form,
-                usage_at_end=config.force_include_usage or bool(options.include_usage),
-                usage_always=config.force_include_usage or options.usage_always,
+                **self.when_usage(checked_options(body)),
                 usage_cached=config.prompt_tokens_details,
                 weight_versions=bool(body.return_weight_versions),
             ),
@@ -104,6 +103,14 @@ class Translation:
             add_special_tokens=add_special_tokens,
             truncation=truncation,
         )
+
+    def when_usage(self, options: StreamOptions) -> dict[str, bool]:
+        """Fields of a form: which chunks of a stream carry usage."""
+        forced = self.served.config.force_include_usage
+        return {
+            "usage_at_end": forced or bool(options.include_usage),
+            "usage_always": forced or options.usage_always,
+        }
 
     async def params(
         self,

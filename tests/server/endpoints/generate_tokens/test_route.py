@@ -133,6 +133,12 @@ async def test_several_choices_and_text(site: Site) -> None:
     assert [c["index"] for c in reply["choices"]] == [0, 1]
 
 
+async def test_usage_can_be_forced() -> None:
+    async with in_process(FakeEngine(says("ab")), force_include_usage=True) as site:
+        chunks = await generated(site, stream=True, sampling_params={"max_tokens": 2})
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [1, 2, 2]
+
+
 async def test_a_joined_stream_equals_the_plain_reply(site: Site) -> None:
     wanted = {"max_tokens": 4, "n": 2, "logprobs": 1, "prompt_logprobs": 0}
     plain = await generated(site, sampling_params=wanted, return_token_ids=True)
