@@ -8,6 +8,7 @@ nothing of. vLLM's trainers form NCCL's own communicator instead, see `nccl`.
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import accumulate, pairwise
@@ -61,6 +62,19 @@ class TorchGroup:
         dist.destroy_process_group(self._group)
 
 
+def _check_host(command: InitGroup) -> None:
+    """Refuse an address that no host has, for which torch would look until the time is over."""
+    if not command.master_address:
+        return  # an id of NCCL's names the host
+    try:
+        socket.getaddrinfo(command.master_address, command.master_port)
+    except (OSError, UnicodeError) as error:
+        raise WeightUpdateError(
+            f"master_address {command.master_address!r} is no host's: {first_line(error)}",
+            "bad_source",
+        ) from error
+
+
 class WeightGroups:
     """The groups that this rank is in, by name.
 
@@ -78,7 +92,8 @@ class WeightGroups:
         vLLM's trainers end none, so that theirs takes the place of the one before.
 
         Raises:
-            WeightUpdateError: there is one of the name, or it does not form in time.
+            WeightUpdateError: there is one of the name, the address is no host's, or it does not
+                form in time.
         """
         if command.name in self._groups and command.forms_as == "vllm":
             self._leave(command.name)
@@ -93,6 +108,7 @@ class WeightGroups:
                 f"world_size {command.world_size}, whose rank 0 is the trainer",
                 "bad_source",
             )
+        _check_host(command)
         backend = command.backend or ("nccl" if self._device.type == "cuda" else "gloo")
         try:
             group: Broadcast = (

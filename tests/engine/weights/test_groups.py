@@ -133,6 +133,16 @@ def test_a_group_that_nobody_joins(tmp_path: Path) -> None:
     assert_unknown(room)
 
 
+def test_an_address_of_no_host_is_refused_at_once(tmp_path: Path) -> None:
+    write_tiny(MODELS["qwen3"], tmp_path)
+    room = room_of(load(tmp_path))
+    for address in ("no-such-host.invalid", "\u0e01\u0e32", "a" * 200):
+        with pytest.raises(WeightUpdateError, match="is no host's") as caught:
+            room.run(group_of(free_port(), master_address=address, timeout_s=60.0))
+        assert caught.value.code == "bad_source"
+    assert_unknown(room)
+
+
 @pytest.mark.parametrize(("offset", "size"), [(0, 2), (2, 2)])
 def test_a_rank_outside_its_group(offset: int, size: int, tmp_path: Path) -> None:
     write_tiny(MODELS["qwen3"], tmp_path)
