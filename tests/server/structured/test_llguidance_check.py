@@ -94,6 +94,13 @@ class TestOtherKinds:
         assert matches(grammar, "1,23")
         assert not matches(grammar, "1,")
 
+    def test_escapes_of_gbnf_are_what_they_are_for_llama_cpp(self) -> None:
+        text = r'root ::= "\u0042\u00e9" "\U0001F600" "\[\x41\]" [\u4e00-\u9fff\u005d] "\\u0041"'
+        grammar = checked("grammar", text)
+        assert matches(grammar, "Bé😀[A]一\\u0041")
+        assert matches(grammar, "Bé😀[A]]\\u0041")
+        assert not matches(grammar, "Bé😀[A]^\\u0041")
+
     def test_special_tokens_are_named_in_brackets(self) -> None:
         grammar = checked("grammar", 'start: <special> "a"')
         assert first_ids(grammar) == [SPECIAL]
@@ -135,6 +142,8 @@ class TestOtherKinds:
         ("grammar", "start: <nothing>", "nothing"),
         ("grammar", 'start: "', "1(9)"),
         ("grammar", "root ::= (", "no GBNF"),
+        ("grammar", r'root ::= "\ud83d"', "hex escape"),
+        ("grammar", r'root ::= "\U00110000"', "no GBNF"),
         ("grammar", "", "no GBNF"),
         ("grammar", "start: a\na[temperature=0.5]: /x/", "temperature"),
         ("grammar", '{"grammars": []}', "no GBNF"),
