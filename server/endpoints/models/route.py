@@ -51,6 +51,7 @@ def _is_anthropic(request: Request) -> bool:
 
 
 def _anthropic_card(name: str, context: Context) -> dict[str, Any]:
+    """A model as Anthropic's client reads it; its documented nulls are sent."""
     created = datetime.fromtimestamp(context.config.created, UTC)
     return {
         "type": "model",
@@ -58,6 +59,9 @@ def _anthropic_card(name: str, context: Context) -> dict[str, Any]:
         "display_name": name,
         "created_at": created.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "max_input_tokens": context.info.max_model_len,
+        "max_tokens": context.info.max_model_len,
+        "lifecycle": "active",
+        **dict.fromkeys(("capabilities", "line", "deprecated_at", "retires_at")),
     }
 
 

@@ -140,6 +140,8 @@ async def test_models_have_the_shape_of_the_package(live: Site) -> None:
         assert (page.first_id, page.last_id, page.has_more) == (MODEL, MODEL, False)
         one = await client.models.retrieve(MODEL)
         assert one.display_name == MODEL
+        # The package itself does not check what it reads.
+        anthropic.types.ModelInfo.model_validate(one.model_dump())
         assert one.created_at.tzinfo is not None
 
 
