@@ -37,11 +37,12 @@ GENERATION_PATHS = frozenset(
 _BELOW_V1 = frozenset(
     {
         *("/completions", "/chat/completions", "/responses", "/messages", "/messages/count_tokens"),
-        *("/models", "/embeddings", "/decisions"),
+        *("/chat/completions/render", "/models", "/embeddings", "/score"),
+        *("/decisions", "/systemone", "/systemone/permute", "/systemone/separate"),
     }
 )
 """Paths that are served without their `/v1` too, for clients whose base address has none."""
-_TOPS_BELOW_V1 = ("/responses/",)
+_TOPS_BELOW_V1 = ("/responses/", "/models/")
 """The beginning of others."""
 _METHODS = frozenset({"GET", "POST", "HEAD", "OPTIONS", "PUT", "PATCH", "DELETE"})
 _MAX_ID_CHARS = 256

@@ -234,8 +234,15 @@ async def test_routes_are_found(root: str) -> None:
                 f"{prefix}/completions", json={"prompt": "a", "max_tokens": 1}
             )
             assert reply.status_code == 200
+            assert (await site.client.get(f"{prefix}/models/nobody")).status_code == 404
+            model = (await site.client.get(f"{prefix}/v1/models")).json()["data"][0]
+            reply = await site.client.get(f"{prefix}/models/{model['id']}")
+            assert reply.json() == model
+            for path in ("/score", "/chat/completions/render", "/systemone", "/systemone/permute"):
+                reply = await site.client.post(prefix + path, json={})
+                assert reply.status_code in (400, 422), (prefix, path)
             assert (await site.client.get(f"{prefix}/nothing")).status_code == 404
         assert (await site.client.post("/ping")).json() == {"status": "ok"}
         assert (await site.client.get("/load")).json() == {"server_load": 0}
         received = site.metric("tailrace_requests_received_total")
-        assert received == len({"", root}), "they count as what they are"
+        assert received == 4 * len({"", root}), "all but the rendering count as what they are"
