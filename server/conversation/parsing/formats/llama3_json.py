@@ -17,6 +17,8 @@ from server.conversation.parsing.format import (
 )
 
 PYTHON_TAG, PYTHON_START, PYTHON_END = "<|python_tag|>", "<|python_start|>", "<|python_end|>"
+_BEGINNINGS = ('{"name": "', '{"name":"', '{"type": "function"', '{"type":"function"')
+"""What calls begin with after a text, where an object may be an example of something else."""
 
 LLAMA3_JSON = ToolFormat(
     names=("llama3_json", "llama4_json"),
@@ -28,10 +30,7 @@ LLAMA3_JSON = ToolFormat(
     exits=(
         Exit(PYTHON_TAG, to="calls", eats_space=True),
         Exit(PYTHON_START, to="calls", eats_space=True),
-        *(
-            Exit(begin, to="calls", keeps=True, eats_space=True)
-            for begin in ('{"name": "', '{"type": "function"')
-        ),
+        *(Exit(begin, to="calls", keeps=True, eats_space=True) for begin in _BEGINNINGS),
     ),
     strays=(PYTHON_END,),
     states={

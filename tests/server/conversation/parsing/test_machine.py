@@ -115,6 +115,8 @@ GOOD = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
             "So it is",
             [("f", "{}")],
         ),
+        ("llama3_json", 'I look. {"name":"f","parameters":{"a":1}}', "I look.", [("f", '{"a":1}')]),
+        ("llama3_json", 'So {"type":"function","name":"f","parameters":{}}', "So", [("f", "{}")]),
         ("llama3_json", 'He is  {"name": "Bob"} now', 'He is  {"name": "Bob"} now', []),
         (
             "qwen3_coder",
