@@ -7,7 +7,7 @@ from string import ascii_uppercase
 
 from demo.dialogues import Dialogue
 from server.endpoints.decisions.question import NO, YES, Labels, Option, Question
-from server.endpoints.decisions.wording import WORDING, Wording
+from server.endpoints.decisions.wording import WORDING, Shown, Wording
 
 PREDICATE = (Option(YES), Option(NO))
 DESCRIBED_ONE_IN = 8
@@ -67,7 +67,8 @@ class Decision:
     def dialogue(self) -> Dialogue:
         """The decision as a dialogue of one question and one reply."""
         asked = self.asked
-        text = _WORDING.content(self.state, asked.question, self.order, self.names, self.labels)
+        shown = Shown(asked.question, self.order, self.names, self.labels)
+        text = _WORDING.content(self.state, shown)
         history = [{"role": "user", "content": text}]
         if self.system is not None:
             history.insert(0, {"role": "system", "content": self.system})
