@@ -24,7 +24,7 @@ from engine.config import (
     SchedulerConfig,
     StructuredConfig,
 )
-from engine.models.weights.overrides import ROPE
+from engine.models.weights.overrides import ROPE, refused_rope
 from engine.speculative_config import SpeculativeConfig, parse_speculative_config
 from sampling.params import ParameterError, SamplingParams
 from server.command.adapter_settings import adapters_config
@@ -288,6 +288,8 @@ def _hf_overrides(settings: Settings) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise ConfigError(f"{flag_of(name)} must be an object of JSON, got {given[:64]}")
         found |= value if name == "hf_overrides" else {ROPE: value}
+    if (why := refused_rope(found)) is not None:
+        raise ConfigError(f"{flag_of(ROPE)}: {why}")
     return found
 
 

@@ -8,6 +8,8 @@ from typing import Any
 ROPE = "rope_scaling"
 """The key under which RoPE's scaling is given, whatever the config's own is."""
 _OWN_ROPE = "rope_parameters"
+_KINDS = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+"""Scalings that transformers computes."""
 _STRETCHED = frozenset({"yarn", "linear", "dynamic"})
 """Scalings whose factor says by how much there are more positions."""
 
@@ -33,6 +35,17 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
     if inner is not found:
         found["text_config"] = inner
     return found
+
+
+def refused_rope(overrides: Mapping[str, Any]) -> str | None:
+    """Why the scaling that overrides give is none; None where it is one, or none is given."""
+    rope = overrides.get(ROPE)
+    if rope is None:
+        return None
+    if not isinstance(rope, dict):
+        return f"it must be an object, got {rope!r}"
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    return None if kind in _KINDS else f"the type {kind!r} is none of {', '.join(_KINDS)}"
 
 
 def _merged(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

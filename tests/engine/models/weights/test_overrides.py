@@ -14,7 +14,7 @@ from engine.config import ModelConfig
 from engine.errors import ModelError
 from engine.models.expected import max_position
 from engine.models.model_config import read_config
-from engine.models.weights.overrides import overridden
+from engine.models.weights.overrides import overridden, refused_rope
 
 YARN = {"rope_type": "yarn", "factor": 4.0}
 OLD = {"max_position_embeddings": 64, "rope_theta": 5e5}
@@ -85,3 +85,25 @@ def test_frequencies_are_those_of_a_checkpoint_that_says_so() -> None:
 def test_what_transformers_refuses() -> None:
     with pytest.raises(ModelError, match="--hf-overrides"):
         read_config(MODEL_FOLDER, False, overrides={"model_type": "no_such_model"})
+
+
+def test_scalings_are_those_of_transformers() -> None:
+    for kind in ("default", *ROPE_INIT_FUNCTIONS):
+        assert refused_rope({"rope_scaling": {"rope_type": kind}}) is None
+        assert refused_rope({"rope_scaling": {"type": kind}}) is None
+    for none in ({}, {"rope_scaling": None}, {"rope_scaling": {"factor": 2.0}}):
+        assert refused_rope(none) is None
+
+
+@pytest.mark.parametrize(
+    ("rope", "why"),
+    [
+        ({"rope_type": "nope"}, "the type 'nope' is none of default, linear"),
+        ({"type": ["yarn"]}, "is none of"),
+        ("yarn", "must be an object"),
+    ],
+)
+def test_what_is_no_scaling_is_refused(rope: Any, why: str) -> None:
+    refused = refused_rope({"rope_scaling": rope})
+    assert refused is not None
+    assert why in refused
