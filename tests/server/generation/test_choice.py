@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.request import Finish
+from engine.request import Finish, PromptLogprobs
 from server.generation.choice import MOST_LONE, Piece, ReplyChoice
 from tests.fakes import EOS
 from tests.server.generation.pieces import entry, form, reply_choice, values
@@ -115,6 +115,27 @@ class TestPieces:
         choice = reply_choice(form())
         choice.feed(entry(b"a", Finish.LENGTH, origins=[1]))
         assert piece_of(choice).origins == []
+
+    def test_what_is_reported_of_the_prompt_goes_with_the_first_piece_alone(self) -> None:
+        choice = reply_choice(form(stream=True))
+        choice.prompt_logprobs = PromptLogprobs(handle=1, start=1, logprobs=values(3, first=1))
+        choice.feed(entry(b"a"))
+        assert piece_of(choice).prompt_logprobs is choice.prompt_logprobs
+        choice.feed(entry(b"b", Finish.LENGTH))
+        assert piece_of(choice).prompt_logprobs is None
+
+    def test_parts_of_what_is_reported_of_the_prompt_that_wait_go_out_as_one(self) -> None:
+        choice = reply_choice(form(stream=True))
+        for starts in ([1], [3, 5], []):
+            choice.prompt_parts += [
+                PromptLogprobs(handle=1, start=i, logprobs=values(2, first=i), is_part=True)
+                for i in starts
+            ]
+            piece = choice.take()
+            reported = None if piece is None else piece.prompt_logprobs
+            ranks = [] if reported is None else reported.logprobs.ranks.tolist()
+            assert ranks == [rank for start in starts for rank in (start, start + 1)]
+            assert reported is None or reported.start == starts[0]
 
     def test_next_token_only_drops_the_token_and_keeps_its_values(self) -> None:
         choice = reply_choice(form(next_token_only=True, explicit_ids=(5,)))

@@ -46,6 +46,22 @@ async def test_over_the_limit_is_413() -> None:
         assert (await site.complete(prompt="a"))["choices"]
 
 
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_body_of_just_the_limit_is_read(is_chunked: bool) -> None:
+    body = b'{"prompt": "a", "max_tokens": 1}'.ljust(5000)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield body[:2000]
+        yield body[2000:]
+
+    async with in_process(max_body_bytes=len(body)) as site:
+        content = chunks() if is_chunked else body
+        reply = await site.client.post("/v1/completions", content=content, headers=JSON)
+        assert reply.status_code == 200
+        reply = await site.client.post("/v1/completions", content=body + b" ", headers=JSON)
+        assert reply.status_code == 413
+
+
 async def test_far_over_the_limit_is_413_before_it_comes() -> None:
     async with on_a_port() as site, asyncio.timeout(30):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(site.url.split(":")[-1]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 
 from engine.contracts.control import AbortRequests, EngineState, FlushPrefixes, Pause, Resume
@@ -82,6 +84,18 @@ async def test_abort_requests(
     reply = await steered.client.post("/abort_requests", json=body)
     assert reply.json() == {"status": "aborted", "aborted": 3}
     assert steered.engine.commands == [AbortRequests(names=names)]
+
+
+async def test_a_body_without_a_length_is_heeded(steered: Site) -> None:
+    """Where it may be left out: else all requests would be ended, and not the one that is named."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b'{"request_ids": ["a"]}'
+
+    headers = {"content-type": "application/json"}
+    reply = await steered.client.post("/abort_requests", content=chunks(), headers=headers)
+    assert reply.status_code == 200
+    assert steered.engine.commands == [AbortRequests(names=("a",))]
 
 
 async def test_reset_prefix_cache(steered: Site) -> None:
