@@ -118,3 +118,14 @@ async def test_leaving_twice_does_no_harm() -> None:
     admission.leave(submission)
     admission.fail_all(EngineDeadError("gone"))
     assert submission.take() == [], "nobody hears who has left"
+
+
+async def test_who_is_there_when_the_engine_fails_hears_of_it() -> None:
+    admission = AdmissionControl(FakeEngine(), 1, FrontTable())
+    submissions = [Submission(handle, 1) for handle in (1, 2)]
+    for submission in submissions:
+        admission.enter(submission)
+    admission.fail_all(EngineDeadError("gone"))
+    for submission in submissions:
+        with pytest.raises(EngineDeadError, match="gone"):
+            submission.take()
