@@ -121,6 +121,16 @@ def test_part_of_a_query_waits_for_a_step_that_holds_it_whole() -> None:
     assert setup.turn() == [8, 1]
 
 
+def test_a_query_that_found_no_room_is_the_first_of_the_next_step() -> None:
+    """Its turn is not over: else it would wait as long as there are items before it."""
+    setup = Setup(num_blocks=40)
+    setup.submit(scoring(1, [], [[1, 2, 3, 4, 5]] * 9))
+    setup.submit(scoring(2, list(range(1, 9)), [[6]]))
+    assert setup.turn() == [5, 5, 5]
+    assert setup.turn() == [8, 1, 5]
+    assert setup.turn() == [5, 5, 5]
+
+
 def test_a_query_longer_than_any_step_is_split_at_once() -> None:
     setup = Setup(num_blocks=40)
     setup.submit(scoring(1, [], [[1, 2, 3, 4, 5]] * 2))
