@@ -267,7 +267,7 @@ class TestSpecialTokens:
         assert parsed.parts == ["content", "markup"]
 
     def test_the_token_that_ends_a_choice(self) -> None:
-        raw = [b"</s>", b"a"]
+        raw = [b"</s>", b"word"]
         words = make_vocabulary([r.decode() for r in raw], raw, {"</s>": 0})
         graph = make_graph(None, self.STYLE.tools, words.special)
         reader = ReplyParsing(graph, words, {}, "start", False, None).reader()
@@ -276,7 +276,7 @@ class TestSpecialTokens:
         piece = choice.take()
         assert piece is not None
         parsed = reader.read(piece, ends_by_token=True)
-        assert (parsed.events, parsed.parts) == ([Event("content", "a")], ["content", "markup"])
+        assert (parsed.events, parsed.parts) == ([Event("content", "word")], ["content", "markup"])
 
 
 def test_a_token_that_the_first_piece_leaves_without_a_part_is_counted() -> None:
@@ -287,6 +287,17 @@ def test_a_token_that_the_first_piece_leaves_without_a_part_is_counted() -> None
     assert whole.parts.count("reasoning") == 2
     for counts in ([3, 1], [3, 2], [1], [2]):
         assert read_words(STYLES["mistral"], written, counts) == (whole.events, 2)
+
+
+@pytest.mark.parametrize(("opening", "kind"), [(b"so", "content"), (b"<think>", "reasoning")])
+def test_text_of_one_kind_is_not_read_again(opening: bytes, kind: str) -> None:
+    """Most pieces are such, and a stream writes them in a fraction of the time."""
+    written = Written([0, 1, 1, 1], [opening, b" word"], {})
+    reader = make_reader(STYLES["hermes"], written)
+    first, second, third, _ = pieces_of(written, [1])
+    reader.read(first)
+    reader.read(second)
+    assert reader.flow(third) == kind
 
 
 @settings(max_examples=300)
