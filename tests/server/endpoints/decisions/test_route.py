@@ -12,6 +12,7 @@ from openai.types import Decision
 
 from engine.request import Finish
 from server.endpoints.decisions.reply_schema import DecisionsReply
+from tests.fake_values import item_scores
 from tests.fakes import FakeEngine
 from tests.server.conftest import MODEL, Site, in_process, nested, on_a_port
 from tests.server.endpoints.decisions.asking import (
@@ -132,6 +133,20 @@ async def test_a_prior_asks_without_the_state(chat: Site) -> None:
     assert details["cached_tokens"] + details["cache_write_tokens"] == sum(in_full_blocks)
     assert any(prompt.startswith(b"<user>Answer with") for prompt in prompts)
     assert any(prompt.startswith(b"<user>It is late.\n\nAnswer with") for prompt in prompts)
+
+
+async def test_a_prior_divides_what_is_read_with_the_state(chat: Site) -> None:
+    """Each label by the same label without the state; the mass of the labels is with it."""
+    asks: dict[str, Any] = {"questions": [PREDICATE], "permute": 1, "diagnostics": True}
+    [plain] = (await post(chat, **asks))["answers"]
+    [found] = (await post(chat, **asks, prior="content_free"))["answers"]
+    by_length = sorted(chat.engine.scored[-2:], key=lambda each: len(each.query_token_ids))
+    without, with_state = [item_scores(each).values.astype(np.float64) for each in by_length]
+    ratio = with_state - np.where(np.isneginf(without), 0.0, without)
+    # The labels' bytes are y, e, s and n, o: rows hold the first bytes, then o, e and s.
+    yes, no = ratio[0, 0] + ratio[2, 0] + ratio[3, 0], ratio[0, 1] + ratio[1, 0]
+    assert found["probability"] == pytest.approx(1 / (1 + np.exp(no - yes)), rel=1e-5)
+    assert found["diagnostics"]["label_mass"] == plain["diagnostics"]["label_mass"]
 
 
 async def test_options_themselves_as_labels(chat: Site) -> None:
