@@ -11,6 +11,14 @@ from engine.contracts.adapters import NO_SLOT, AdapterLoad, AdapterSource, Adapt
 from engine.errors import AdapterError, ControlError
 
 
+class Reading(Future[bytes]):
+    """A reading that nobody may wait for: steps would wait too."""
+
+    def result(self, timeout: float | None = None) -> bytes:
+        assert self.done(), "waited for"
+        return super().result(timeout)
+
+
 class Reader:
     """Reads when it is asked to; the digest of a folder is its name, as of now."""
 
@@ -21,15 +29,16 @@ class Reader:
     def read(self, number: int, source: AdapterSource) -> Future[bytes]:
         assert number not in self.held
         self.held.add(number)
-        future: Future[bytes] = Future()
+        future = Reading()
         self._pending.append((future, source.path))
         return future
 
     def drop(self, number: int) -> None:
         self.held.remove(number)
 
-    def finish(self) -> None:
-        pending, self._pending = self._pending, []
+    def finish(self, most: int | None = None) -> None:
+        count = len(self._pending) if most is None else most
+        pending, self._pending = self._pending[:count], self._pending[count:]
         for future, path in pending:
             if path == "bad":
                 future.set_exception(AdapterError("a bad folder"))
@@ -87,6 +96,22 @@ def test_two_loads_of_a_name_at_once() -> None:
     assert second is not None
     assert adapters.registry.named == (("x", "a", 1, b"a".hex()),)
     assert len(adapters.reader.held) == 1
+
+
+def test_readings_that_have_not_ended_are_not_waited_for() -> None:
+    adapters = Adapters()
+    for name in "xy":
+        source = AdapterSource(name)
+        adapters.registry.load(name, source, replaces=False, done=adapters.ends.append)
+    adapters.registry.settle()
+    assert adapters.ends == []
+    adapters.reader.finish(1)
+    adapters.registry.settle()
+    assert adapters.ends == [None]
+    assert [each.name for each in adapters.registry.named] == ["x"]
+    adapters.settle()
+    assert adapters.ends == [None, None]
+    assert [each.name for each in adapters.registry.named] == ["x", "y"]
 
 
 def test_a_refused_adapter_is_let_go() -> None:
