@@ -129,8 +129,8 @@ class DecisionReader:
         """A message as those of the request are."""
         question = questions[0]
         order = range(len(question.options))
-        shown = Shown(question, order, question.texts(), "letters")
-        content = self.wording.content(state.text, shown)
+        as_shown = Shown(question, order, question.texts(), "letters")
+        content = self.wording.content(state.text, as_shown)
         self._check_least(content, state, question)
         return content
 
@@ -147,8 +147,8 @@ class DecisionReader:
                 worded[alike] = list(self._worded(state, question, frame, reading))
             for order, names, around in worded[alike]:
                 if around is None:
-                    shown = Shown(question, order, names, reading.labels)
-                    content = self.wording.content(state.text, shown)
+                    as_shown = Shown(question, order, names, reading.labels)
+                    content = self.wording.content(state.text, as_shown)
                 else:
                     content = question.instructions.join(around).strip()
                 num_chars += max(len(content) - len(state.text), 0)
@@ -164,8 +164,8 @@ class DecisionReader:
         """What questions of one kind with the same options share, in every order of these."""
         for order in orders(len(question.options), reading.num_orders, reading.seed):
             names = self._names(question, order, frame, reading.labels)
-            shown = Shown(question, order, names, reading.labels)
-            yield _Worded(order, names, self.wording.around(state.text, shown))
+            as_shown = Shown(question, order, names, reading.labels)
+            yield _Worded(order, names, self.wording.around(state.text, as_shown))
 
     def openings(self, asked: Sequence[AskedPrompt], frame: ReplyFrame) -> PrefixedTexts:
         """Each prompt up to the thought that it opens."""

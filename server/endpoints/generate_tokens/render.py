@@ -134,7 +134,9 @@ class TokenRenderer(Renderer):
     def _support(self, pieces: list[Piece]) -> list[list[int]] | None:
         if not self._shows_support:
             return None
-        return [ids for each in pieces if each.logprobs for ids in support_of(each.logprobs)]
+        return [
+            ids for each in pieces if each.logprobs is not None for ids in support_of(each.logprobs)
+        ]
 
     def _note_prompt(self, prompt_idx: int, reported: PromptLogprobs | None) -> None:
         """Keep what the reply as a whole says of the prompt."""
