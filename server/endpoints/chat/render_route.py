@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.requests import Request
@@ -64,9 +65,9 @@ async def render_chat(request: Request) -> Response:
     rendered = {
         "request_id": spec.reply_id,
         "model": spec.model,
-        "token_ids": prompt.token_ids.tolist(),
+        "token_ids": prompt.token_ids,
         "features": None,
         "sampling_params": params,
         **{name: given[name] for name in _TAKEN_TOP if name in given},
     }
-    return json_response(rendered)
+    return json_response(orjson.dumps(rendered, option=orjson.OPT_SERIALIZE_NUMPY))

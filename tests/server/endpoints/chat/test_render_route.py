@@ -25,6 +25,9 @@ async def test_what_is_rendered_generates_what_the_chat_does() -> None:
         "logit_bias": {"65": 1.5},
         "structured_outputs": {"regex": "[a-z]+"},
         "cache_salt": "s",
+        "prompt_logprobs": 1,
+        "prompt_logprob_token_ids": [65, 66],
+        "logprob_token_ids": [65, 5],
     }
     async with in_process(chat_template=TEMPLATE) as site:
         reply = await rendered(site, **fields)
@@ -39,6 +42,15 @@ async def test_what_is_rendered_generates_what_the_chat_does() -> None:
         assert first.prompt_token_ids.tolist() == second.prompt_token_ids.tolist()
         assert (first.max_tokens, first.cache_salt) == (second.max_tokens, second.cache_salt)
         assert first.grammar == second.grammar
+        assert first.prompt_logprobs == second.prompt_logprobs
+
+
+async def test_ids_of_each_position_are_rendered_as_they_were_given() -> None:
+    given = [[65, 66], [67, -1], *[[68, 69]] * 5]
+    async with in_process(chat_template=TEMPLATE) as site:
+        reply = await rendered(site, prompt_logprob_token_ids=given)
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["sampling_params"]["prompt_logprob_token_ids"] == given
 
 
 async def test_grammars_that_ids_cannot_carry_are_refused() -> None:
