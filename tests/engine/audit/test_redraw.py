@@ -128,6 +128,14 @@ def test_sure_and_possible_tokens_enclose_the_kept_ones(params: SamplingParams) 
             assert (kept(scaled, params) == possible).all()
 
 
+def test_small_errors_may_put_a_token_above_the_first() -> None:
+    """Two logits 0.015 apart, each off by 0.01: of them top-p 0.3 keeps whichever is first."""
+    sure, possible = bounds(np.array([0.0, -0.015]), SamplingParams(top_p=0.3), 0.01)
+    assert (sure.tolist(), possible.tolist()) == ([False, False], [True, True])
+    apart, far = bounds(np.array([0.0, -0.025]), SamplingParams(top_p=0.3), 0.01)
+    assert (apart.tolist(), far.tolist()) == ([True, False], [True, False])
+
+
 def test_a_masked_token_is_explained_by_nothing() -> None:
     raw = np.zeros(50, dtype=np.float32)
     params = SamplingParams(seed=1, allowed_token_ids=(4, 5, 6))
