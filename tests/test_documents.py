@@ -17,8 +17,8 @@ from server.command.bench_flags import add_bench
 from server.command.deploy import add_deploy
 from server.command.settings import Settings, flag_of
 from server.conformance.command import add_conformance
+from tests.house import CONTRACTS, FILES, GROUND, PACKAGES, ROOMS, ROOT
 from tests.server.conftest import in_process
-from tests.test_layering import CONTRACTS, FILES, GROUND, PACKAGES, ROOMS, ROOT
 
 PAGES = [
     *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")),

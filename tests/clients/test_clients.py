@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,10 +17,10 @@ import pytest
 
 from demo import MODEL_FOLDER
 from tests.clients.environments import node_with, python_with
+from tests.clients.programs_run import MODEL, output_of
 from tests.serving.process import Server, serve
 
 PROGRAMS = Path(__file__).parent / "programs"
-MODEL = "tailrace-demo"
 PROMPT = "def fibonacci(n):\n"
 MAX_TOKENS = 24
 NUM_REQUESTS = 4
@@ -77,12 +76,6 @@ def wanted(server: Server) -> dict[str, str]:
     )
     assert chat.choices[0].message.content
     return {"completion": completion.choices[0].text, "chat": chat.choices[0].message.content}
-
-
-def output_of(command: list[str | Path], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
 
 
 def check(output: str, wanted: dict[str, str]) -> None:

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from openai.types.responses import Response
 
-from tests.clients.test_clients import MODEL
+from tests.clients.programs_run import MODEL
 from tests.server.structured.patches import GOOD, PATCH
 from tests.serving.process import Server, serve
 

@@ -23,7 +23,7 @@ import pytest
 
 from demo import MODEL_FOLDER
 from tests.clients.environments import python_with
-from tests.clients.test_clients import MODEL, output_of
+from tests.clients.programs_run import MODEL, output_of
 from tests.serving.process import Server, serve
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "lm_eval_decisions.py"

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from tests.clients.environments import node_with, python_with
-from tests.clients.test_clients import MODEL, output_of
+from tests.clients.programs_run import MODEL, output_of
 from tests.serving.process import Server, serve
 
 PROGRAMS = Path(__file__).parent / "scoring"

@@ -20,7 +20,7 @@ import pytest
 
 from demo import MODEL_FOLDER
 from tests.clients.environments import node_with, python_with
-from tests.clients.test_clients import MODEL, output_of
+from tests.clients.programs_run import MODEL, output_of
 from tests.serving.process import Server, serve
 
 LOOPS = Path(__file__).parent / "loops"

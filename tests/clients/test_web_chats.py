@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.clients.test_clients import MODEL
+from tests.clients.programs_run import MODEL
 from tests.serving.process import Server, serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

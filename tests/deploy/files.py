@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from tests.test_layering import ROOT
+from tests.house import ROOT
 
 DEPLOY = ROOT / "deploy"
 PROMETHEUS = DEPLOY / "prometheus"

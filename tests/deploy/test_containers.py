@@ -16,7 +16,7 @@ from server.command.settings import Settings, flag_of, variable_of
 from server.config import ServerConfig
 from tests.deploy.files import DEPLOY, PROMETHEUS, document, documents
 from tests.fakes import FakeEngine, byte_tokenizer
-from tests.test_layering import ROOT
+from tests.house import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 KUBERNETES = documents(DEPLOY / "kubernetes.yaml")

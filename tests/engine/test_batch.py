@@ -8,7 +8,7 @@ import torch
 from engine.batch import RequestRows
 from engine.plan import StepPlan
 from sampling.device.mirror import publish
-from tests.engine.test_rows import choice
+from tests.engine.choices import choice
 
 NUM_ROWS, NUM_DRAFTS = 3, 2
 

@@ -23,24 +23,14 @@ from engine import parent as module
 from engine.client import MAX_HELD, EngineClient
 from engine.codec import decode_message, encode
 from engine.config import ConfigError, EngineConfig, ModelConfig
-from engine.contracts.info import EngineInfo
 from engine.contracts.status import Beat, Failed, Progress, Ready, StatusLine
 from engine.parent import EngineProcess
 from engine.request import Finish, FrontendMessage, Request, ScoringRequest, StepOutput
 from engine.submission import EngineDeadError
 from sampling.params import SamplingParams
-from tests.engine.test_codec import STATS
+from tests.engine.some_info import INFO
+from tests.engine.some_stats import STATS
 
-INFO = EngineInfo(
-    vocab_size=9,
-    max_model_len=64,
-    eos_token_ids=(0,),
-    max_rows=4,
-    num_blocks=10,
-    block_size=16,
-    dtype="float32",
-    device="cpu",
-)
 CONFIG = EngineConfig(model=ModelConfig(model="none"))
 
 

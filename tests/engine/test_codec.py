@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from engine.codec import decode_message, decode_output, encode
-from engine.planning.timings import Timings
 from engine.request import (
     FrontendMessage,
     PromptLogprobs,
@@ -15,24 +14,9 @@ from engine.request import (
     Request,
     StepOutput,
 )
-from engine.stats import EngineStats
 from sampling.params import SamplingParams
-from tests.engine.test_arrays import assert_same, logprob_arrays
-
-STATS = EngineStats(
-    num_running=1,
-    num_waiting=2,
-    kv_blocks_used=3,
-    kv_blocks_total=4,
-    num_steps=5,
-    num_preemptions=6,
-    prefix_cache_queries=7,
-    prefix_cache_hits=8,
-    prompt_tokens_computed=9,
-    nan_rows=10,
-    timings=Timings().stats(),
-    sampler_rows={"native": 3},
-)
+from tests.engine.logprob_cases import assert_same, logprob_arrays
+from tests.engine.some_stats import STATS
 
 
 def test_message_round_trip() -> None:

@@ -31,7 +31,7 @@ from engine.request import (
 )
 from engine.stats import EngineStats
 from sampling.params import SamplingParams
-from tests.engine.test_codec import STATS
+from tests.engine.some_stats import STATS
 
 CONFIG = EngineConfig(model=ModelConfig(model="none"))
 

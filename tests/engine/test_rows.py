@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.request import Request
 from engine.rows import NO_TOKEN, Choice, RowTable
 from sampling.params import SamplingParams
-
-
-def choice(prompt: list[int], params: SamplingParams | None = None, max_tokens: int = 8) -> Choice:
-    ids = np.array(prompt, dtype=np.int32)
-    request = Request(
-        handle=1, prompt_token_ids=ids, params=params or SamplingParams(), max_tokens=max_tokens
-    )
-    return Choice(b"", request, 0, 0, 1, ids)
+from tests.engine.choices import choice
 
 
 def claim(table: RowTable, each: Choice, num_cached: int = 0) -> int:

@@ -9,8 +9,8 @@ import pytest
 
 from engine.request import Finish, ItemScores, PromptLogprobs, StepOutput
 from engine.submission import EngineDeadError, Entry, Submission, deliver_output, entries_of
-from tests.engine.test_arrays import logprob_arrays
-from tests.engine.test_codec import STATS
+from tests.engine.logprob_cases import logprob_arrays
+from tests.engine.some_stats import STATS
 
 Row = tuple[int, int, list[int], Finish]
 

@@ -48,7 +48,7 @@ from tests.engine.models.formats.packers import (
 )
 from tests.engine.models.formats.test_mxfp4 import CONFIG as MXFP4
 from tests.engine.models.formats.test_mxfp4 import random_mxfp4
-from tests.engine.parallel.test_tensor_parallel import mixed
+from tests.engine.parallel.rank_engines import mixed
 from tests.engine.structured.constrained import STRUCTURED
 from tests.engine.traffic import FRONTEND
 from tests.no_gpu.ranks import PretendedRanks, SilentRanks

@@ -17,36 +17,15 @@ from sampling import sampler as sampler_module
 from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS
 from sampling.device.triton_support import INTERPRETED
 from sampling.params import SamplingParams
-from sampling.race import LEAST_CUT, MASS_ERROR
 from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerOutput, SamplingBatch
 from tests.sampling.bounds import watch_bounds
 from tests.sampling.environment import config_on
+from tests.sampling.kernel_cases import DEVICES, EDITS, KEPT_ERROR
 from tests.sampling.steps import put_masks
 
-pytestmark = [
-    pytest.mark.skipif(
-        not INTERPRETED and not torch.cuda.is_available(), reason="needs Triton's interpreter"
-    ),
-    # The interpreter computes with numpy, which warns where a GPU gives NaN or 0 in silence.
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
-]
-DEVICES = [
-    pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="interpreter")),
-    pytest.param("cuda", marks=pytest.mark.gpu),
-]
 NUM_ROWS, PROMPT_LEN = 12, 10
-KEPT_ERROR = 4 * MASS_ERROR + LEAST_CUT  # two masses on each side, and what counts as no cut
 NOTHING_LEFT = 10  # the row whose grammar, if it has one, allows nothing
-EDITS = {
-    "frequency_penalty": 0.5,
-    "repetition_penalty": 1.3,
-    "presence_penalty": 0.3,
-    "logit_bias": {0: 3.0, 5: -2.0},
-    "min_tokens": 30,
-    "stop_token_ids": (7, 9),
-    "bad_words": ((3,), (4, 6)),
-}
 WISHES: dict[str, list[dict[str, Any]]] = {
     "plain": [{}],
     "greedy beside random": [{"temperature": 0.0}, {}],

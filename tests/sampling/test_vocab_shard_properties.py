@@ -22,9 +22,9 @@ from sampling.paths import torch_path
 from sampling.paths.logprobs import listed_logprobs, prompt_logprobs
 from sampling.speculative.verification import Method, verify
 from tests.sampling.ranks import on_counting_ranks, on_ranks
+from tests.sampling.sharded_cases import own, same, sharded
 from tests.sampling.speculative.speculated_steps import random_step
 from tests.sampling.steps import Host, Request, make_logits
-from tests.sampling.test_vocab_shard import own, same, sharded
 
 VOCAB = 9 * TILE + 500
 SIZES = (2, 4, 8)  # of ten tiles: eight ranks have one or two

@@ -8,7 +8,7 @@ import torch
 from engine.memory.recent_outputs import END, RecentOutputs
 from engine.plan import Admission
 from sampling.device.mirror import publish
-from tests.engine.test_rows import choice
+from tests.engine.choices import choice
 
 
 def kept(*texts: list[int], max_outputs: int = 8, capacity: int = 12) -> list[int]:

@@ -24,14 +24,7 @@ from engine.parallel.processes import RankProcesses
 from engine.speculative_config import SpeculativeConfig
 from engine.startup import ranks
 from engine.startup.build import build_engine
-from tests.engine.parallel.test_tensor_parallel import (
-    ATOL,
-    CONFIG,
-    Results,
-    assert_alike,
-    mixed,
-    read,
-)
+from tests.engine.parallel.rank_engines import ATOL, CONFIG, Results, assert_alike, mixed, read
 from tests.engine.traffic import FRONTEND
 
 pytestmark = pytest.mark.gpu

@@ -13,7 +13,7 @@ from engine.planning.settle import Settled
 from engine.request import Finish, Origin, Request, StepOutput
 from engine.rows import Choice
 from sampling.params import SamplingParams
-from tests.engine.test_arrays import logprob_arrays
+from tests.engine.logprob_cases import logprob_arrays
 
 
 def choice(

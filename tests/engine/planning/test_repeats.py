@@ -13,7 +13,7 @@ from engine.plan import StepPlan
 from engine.planning.settle import settle
 from engine.request import Finish
 from tests.engine.planning.scheduler_setup import SIZE, Setup
-from tests.engine.planning.test_settle import result_of
+from tests.engine.planning.settled_steps import result_of
 
 NAMES = (
     *("rows", "num_query", "starts", "samples", "epochs", "num_prompt_tokens", "num_drafts"),

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from engine.contracts.runner import StepResult
 from engine.plan import StepPlan
 from engine.planning.settle import Settled, settle
 from engine.request import Finish, Origin, Request
 from engine.rows import Choice, RowTable
 from sampling.params import SamplingParams
+from tests.engine.planning.settled_steps import result_of
 
 PROMPT_LEN = 5
 
@@ -56,21 +56,6 @@ def plan_of(
         decodes=decodes,
         proposes=np.zeros(len(rows), dtype=np.bool_),
         constrained=np.zeros(len(rows), dtype=np.bool_),
-    )
-
-
-def result_of(token_ids: list[list[int]], failed: list[Finish] | None = None) -> StepResult:
-    """Rows of tokens drawn, padded with 77, which nobody drew."""
-    width = max([1, *map(len, token_ids)])
-    padded = [row + [77] * (width - len(row)) for row in token_ids]
-    return StepResult(
-        token_ids=np.array(padded, dtype=np.int32).reshape(-1, width),
-        num_new=np.array([len(row) for row in token_ids], dtype=np.int32),
-        failed=np.array(failed or [Finish.RUNNING] * len(token_ids), dtype=np.uint8),
-        num_offered=None,
-        num_accepted=None,
-        logprobs=None,
-        prompt_logprobs=[],
     )
 
 

@@ -15,7 +15,7 @@ from engine.runner.gather import gather_inputs
 from engine.runner.host_gather import gather_on_host, serves
 from sampling.params import SamplingParams
 from sampling.rows import SamplingRows
-from tests.engine.test_rows import choice
+from tests.engine.choices import choice
 
 NUM_ROWS, BLOCK_SIZE, MAX_LEN, VOCAB = 6, 4, 30, 50
 

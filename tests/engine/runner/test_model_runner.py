@@ -27,7 +27,7 @@ from engine.startup.build import build_engine
 from sampling.device.mirror import Writes
 from sampling.params import SamplingParams
 from sampling.rows import SamplingRows
-from tests.engine.test_rows import choice
+from tests.engine.choices import choice
 from tests.engine.tiny_models import FALLBACK, FUSED, VOCAB, write_model
 from tests.engine.traffic import one_a_step, request
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from engine.speculative_config import SpeculativeConfig
-from tests.engine.runner.test_speculation import (
+from tests.engine.runner.drafting_engines import (
     EVERYTHING,
     REPORTS,
     Tokens,
@@ -19,7 +19,7 @@ from tests.engine.runner.test_speculation import (
     run,
     tokens_of,
 )
-from tests.engine.runner.test_speculation_pit import change_counts
+from tests.engine.runner.drawn_replies import change_counts
 from tests.engine.speculation.every_drafter import write_kind
 
 K = 3

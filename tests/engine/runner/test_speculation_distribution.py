@@ -8,7 +8,6 @@ stream of noise for the draft and the recovered token, matching where rejection 
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from transformers import AutoModelForCausalLM
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.contracts.drafter import VerifiedStep
 from engine.engine import Engine
-from engine.request import Request
 from engine.runner.speculation import Speculation
 from engine.speculative_config import RejectionSampleMethod, SpeculativeConfig
 from engine.startup import built_runner
@@ -31,16 +29,13 @@ from engine.stats import DraftStats
 from sampling.batch import Drafts, SamplingBatch, Verification
 from sampling.noise import Purpose
 from sampling.params import SamplingParams
-from sampling.selftest.statistics import chi_square
 from sampling.speculative import draws
 from tests.engine.exact import Target
+from tests.engine.runner.drawn_drafts import LENGTH, NUM_CHOICES, ODDS, PROMPT, K, draw, p_value
 from tests.engine.runner.table_drafter import TableDrafter, draft_from
 from tests.engine.tiny_models import VOCAB, write_model
 
-ODDS = 1e-6
 SIGMAS = 4.9  # two-sided odds of 1e-6
-K, LENGTH, NUM_CHOICES = 3, 4, 3000
-PROMPT = [3, 14, 15, 92, 65, 3]
 ALLOWED = (3, 14, 20, 31)
 
 PARAMS = {
@@ -99,44 +94,6 @@ def make(folder: Path, speculation: SpeculativeConfig) -> Engine:
             speculation=speculation,
         )
     )
-
-
-def draw(
-    engine: Engine,
-    params: SamplingParams,
-    length: int = LENGTH,
-    count: int = NUM_CHOICES,
-    prompt_ids: list[int] = PROMPT,
-) -> tuple[Counter[tuple[int, ...]], DraftStats]:
-    prompt = np.array(prompt_ids, dtype=np.int32)
-    engine.submit(
-        b"",
-        Request(
-            handle=0,
-            prompt_token_ids=prompt,
-            params=params,
-            n=count,
-            max_tokens=length,
-            emit_interval=16,
-        ),
-    )
-    counts: Counter[tuple[int, ...]] = Counter()
-    while engine.has_work:
-        for _, output in engine.step():
-            assert (output.num_new == length).all()
-            counts.update(map(tuple, output.token_ids.reshape(-1, length).tolist()))
-    assert counts.total() == count
-    stats = engine.stats().drafts
-    assert stats is not None
-    return counts, stats
-
-
-def p_value(counts: Counter[tuple[int, ...]], target: Target) -> float:
-    sequences = dict(target.sequences(len(next(iter(counts)))))
-    assert set(counts) <= set(sequences)
-    observed = torch.tensor([counts[sequence] for sequence in sequences])
-    wanted = torch.tensor(list(sequences.values()), dtype=torch.float64)
-    return chi_square(observed, wanted, ODDS).p_value
 
 
 @pytest.mark.parametrize("sample_method", ["greedy", "gumbel"])

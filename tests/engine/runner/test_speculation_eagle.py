@@ -16,7 +16,7 @@ from engine.speculative_config import DraftSampleMethod, SpeculativeConfig
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams
 from tests.engine.exact import Target
-from tests.engine.runner.test_speculation_distribution import ODDS, K, draw, p_value
+from tests.engine.runner.drawn_drafts import ODDS, K, draw, p_value
 
 TEXT, WORDS = "x = [", ("x", "1", "0", "self")
 PARAMS = {

@@ -14,19 +14,15 @@ from engine.request import Origin, Request
 from engine.speculative_config import SpeculativeConfig
 from sampling.params import SamplingParams
 from tests.engine.origins import draft_counts
-from tests.engine.runner.test_speculation import (
+from tests.engine.runner.drafting_engines import (
     GREEDY,
     config,
-    folder,
     learn,
     make,
     requests,
     run,
-    table,
 )
 from tests.engine.traffic import Inbox
-
-__all__ = ["folder", "table"]
 
 K = 4
 SEEDED = SamplingParams(seed=3, temperature=0.2)

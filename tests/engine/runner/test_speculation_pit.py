@@ -10,7 +10,6 @@ of a false alarm each.
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,8 @@ import torch
 from transformers import PreTrainedModel
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from engine.contracts.runner import StepCosts
 from engine.engine import Engine
-from engine.planning.draft_choice import DraftChoice
-from engine.planning.drafting import DraftRules
 from engine.request import Request
-from engine.runner.model_runner import ModelRunner
 from engine.runner.speculation import Speculation
 from engine.speculative_config import SpeculativeConfig, draft_counts
 from engine.startup.build import build_engine
@@ -33,11 +28,11 @@ from sampling.batch import Drafts, SamplingBatch, Verification
 from sampling.params import SamplingParams
 from sampling.selftest.statistics import chi_square
 from sampling.speculative.verification import verify
+from tests.engine.runner.drawn_replies import LENGTH, NUM_CHOICES, K, change_counts
 from tests.engine.speculation.every_drafter import KINDS, write_kind
 
 ODDS = 1e-6
 BINS, PAIR_BINS = 24, 6
-K, NUM_CHOICES, LENGTH = 3, 96, 24
 PROMPT = [3, 14, 15, 92, 65, 3, 14, 15]
 PARAMS = SamplingParams(seed=5, temperature=0.2)
 """So cold that the tiny models' distributions are far from even, and from one another."""
@@ -51,25 +46,6 @@ CASES = [
     if kind.is_drawn or how == "greedy"
     for changes in (False, True)
 ]
-
-
-def change_counts(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """Let numbers of drafts change from step to step, for rows with seeds too; returns those used.
-
-    None is among the numbers but for one that has a cache, whose rows would draft no more.
-    """
-    counts = itertools.cycle([*draft_counts(K), K, 1, 2])
-    used: set[int] = set()
-
-    def best(choice: DraftChoice, num_rows: int) -> int:
-        used.add(count := next(counts))
-        return count
-
-    costs = StepCosts((1,), dict.fromkeys((0, *draft_counts(K)), (1.0,)))
-    monkeypatch.setattr(ModelRunner, "step_costs", lambda runner: costs)
-    monkeypatch.setattr(DraftChoice, "best", best)
-    monkeypatch.setattr(DraftRules, "pins", lambda rules, request: False)
-    return used
 
 
 def replies(folder: Path, fields: dict[str, Any], how: str) -> tuple[Engine, torch.Tensor]:

@@ -9,15 +9,7 @@ import pytest
 
 from engine.speculative_config import SpeculativeConfig
 from sampling.params import SamplingParams
-from tests.engine.runner.test_speculation import (
-    GREEDY,
-    folder,
-    make,
-    requests,
-    run,
-)
-
-__all__ = ["folder"]
+from tests.engine.runner.drafting_engines import GREEDY, make, requests, run
 
 SEEDED = SamplingParams(seed=3, temperature=0.2)
 

@@ -29,7 +29,7 @@ from tests.engine.models.formats.packers import (
 )
 from tests.engine.models.formats.test_fp8_experts import MODELS as EXPERT_MODELS
 from tests.engine.models.serving import LENGTH, VOCAB, PagedRows, expected, load, write_tiny
-from tests.engine.models.test_decoder import MODELS, fp8_product
+from tests.engine.models.small_models import MODELS, fp8_product
 
 DEMO = Path(__file__).resolve().parents[3] / "demo" / "model"
 GPT2 = GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=128)

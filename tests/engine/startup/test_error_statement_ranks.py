@@ -20,11 +20,11 @@ from engine.startup.kv_scales import kv_scales
 from engine.structured.tokenizer import TokenizerReader
 from sampling.device.ranks import LoneRank, RankExchange
 from sampling.vocab_shard import VocabShard
-from tests.engine.models.families.test_shards import MODELS, VOCAB
+from tests.engine.models.families.shard_models import MODELS, VOCAB
 from tests.engine.models.serving import LENGTH, write_tiny
 from tests.engine.structured.constrained import STRUCTURED, TOKENIZER
 from tests.sampling.ranks import on_counting_ranks, on_ranks
-from tests.sampling.test_vocab_shard import own
+from tests.sampling.sharded_cases import own
 
 CPU = torch.device("cpu")
 IDS = torch.arange(LENGTH) * 7919 % VOCAB

@@ -29,7 +29,7 @@ from engine.startup.rank import Follower
 from engine.startup.rehearsal import LIMIT_S, NUM_TOKENS, PROMPT_LENS, rehearse
 from sampling.params import SamplingParams
 from tests.engine.paged_fake import PagedFake, make_engine
-from tests.engine.runner.test_speculation import requests, run
+from tests.engine.runner.drafting_engines import requests, run
 from tests.engine.tiny_models import write_model
 
 NGRAMS = SpeculativeConfig(method="ngram", num_speculative_tokens=3)

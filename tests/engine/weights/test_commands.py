@@ -28,11 +28,9 @@ from engine.contracts.weights import (
     WeightValues,
 )
 from engine.models.loader import load_model
-from engine.weights.commands import RankWeights
-from sampling.device.ranks import LoneRank, RankExchange
-from tests.engine.models.families.test_shards import MODELS as DIVIDED
+from sampling.device.ranks import RankExchange
+from tests.engine.models.families.shard_models import MODELS as DIVIDED
 from tests.engine.models.rewriting import (
-    Tensors,
     assert_holds,
     stored_tensors,
     text_logits,
@@ -40,38 +38,8 @@ from tests.engine.models.rewriting import (
 )
 from tests.engine.models.serving import load, write_tiny
 from tests.engine.tiny_models import write_model
+from tests.engine.weights.rooms import CPU, given, room_of, update
 from tests.sampling.ranks import on_ranks
-
-CPU = torch.device("cpu")
-
-
-def room_of(model: CausalLM, exchange: RankExchange | None = None) -> RankWeights:
-    return RankWeights(model.named_weights(), {}, CPU, exchange or LoneRank())
-
-
-def given(tensors: Tensors) -> ReceiveTensors:
-    return ReceiveTensors(
-        source=GivenSource(
-            tensors=tuple(
-                TensorBytes(
-                    name,
-                    str(tensor.dtype).removeprefix("torch."),
-                    tuple(tensor.shape),
-                    tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes(),
-                )
-                for name, tensor in tensors.items()
-            )
-        )
-    )
-
-
-def update(room: RankWeights, *received: ReceiveTensors, check: bool = False) -> UpdateReport:
-    room.run(BeginUpdate(check=check))
-    for command in received:
-        room.run(command)
-    report = room.run(FinishUpdate())
-    assert isinstance(report, UpdateReport)
-    return report
 
 
 class Models:

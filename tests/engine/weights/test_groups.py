@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,6 @@ from engine.contracts.weights import (
     EndGroup,
     FinishUpdate,
     GroupSource,
-    InitGroup,
     ReceiveTensors,
     WeightUpdateError,
 )
@@ -32,32 +30,11 @@ from tests.engine.models.rewriting import (
     write_other,
 )
 from tests.engine.models.serving import load, write_tiny
-from tests.engine.models.test_decoder import MODELS
-from tests.engine.weights.test_commands import given, room_of, update
-from tests.engine.weights.trainer import BUFFER_BYTES
+from tests.engine.models.small_models import MODELS
+from tests.engine.weights.grouped_rooms import LOCALHOST, NAME, ROOT, free_port, group_of
+from tests.engine.weights.rooms import given, room_of, update
 
-ROOT = Path(__file__).parents[3]
-LOCALHOST, NAME = "127.0.0.1", "weights"
 HOW = ("alone", "packed", "bucket", "described")
-
-
-def free_port() -> int:
-    with socket.socket() as own:
-        own.bind((LOCALHOST, 0))
-        port: int = own.getsockname()[1]
-        return port
-
-
-def group_of(port: int, **fields: object) -> InitGroup:
-    settings: dict[str, object] = {
-        "name": NAME,
-        "world_size": 2,
-        "rank_offset": 1,
-        "master_address": LOCALHOST,
-        "master_port": port,
-        "buffer_bytes": BUFFER_BYTES,
-    }
-    return InitGroup(**(settings | fields))  # type: ignore[arg-type]
 
 
 def source_of(tensors: Tensors, how: str) -> GroupSource | BucketSource | DescribedSource:

@@ -24,8 +24,8 @@ from engine.contracts.weights import (
 from engine.weights.handles import unpickled
 from tests.engine.models.rewriting import Tensors, assert_holds, write_other
 from tests.engine.models.serving import load, write_tiny
-from tests.engine.models.test_decoder import MODELS
-from tests.engine.weights.test_commands import room_of
+from tests.engine.models.small_models import MODELS
+from tests.engine.weights.rooms import room_of
 
 
 @dataclass

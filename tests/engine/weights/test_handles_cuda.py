@@ -16,8 +16,8 @@ from engine.weights.commands import RankWeights
 from sampling.device.ranks import LoneRank
 from tests.engine.models.rewriting import Tensors, stored_tensors, text_logits, write_other
 from tests.engine.models.serving import load, write_tiny
-from tests.engine.models.test_decoder import MODELS
-from tests.engine.weights.test_groups import ROOT
+from tests.engine.models.small_models import MODELS
+from tests.engine.weights.grouped_rooms import ROOT
 
 pytestmark = pytest.mark.gpu
 

@@ -14,8 +14,8 @@ from engine.contracts.weights import BeginUpdate, WeightUpdateError
 from engine.weights.names import NameMap
 from tests.engine.models.rewriting import Tensors, assert_holds, text_logits, write_other
 from tests.engine.models.serving import GROUPED, load, write_tiny
-from tests.engine.models.test_decoder import MODELS
-from tests.engine.weights.test_commands import given, room_of, update
+from tests.engine.models.small_models import MODELS
+from tests.engine.weights.rooms import given, room_of, update
 
 
 def joined(tensors: Tensors, stem: str, parts: tuple[str, ...], name: str) -> Tensors:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from engine.contracts.weights import InitGroup, WeightUpdateError
 from engine.weights.nccl import BYTES, FLOAT32, ID_BYTES, KEY, NcclGroup, UniqueId, unique_id
-from tests.engine.weights.test_groups import LOCALHOST, free_port, group_of
+from tests.engine.weights.grouped_rooms import LOCALHOST, free_port, group_of
 
 CPU = torch.device("cpu")
 ID = bytes(range(ID_BYTES))

@@ -26,12 +26,13 @@ from sampling.sampler import SamplerConfig
 from sampling.speculative import drafting, verification
 from tests.no_gpu.compiler import Compiler, NoGPU, compiled_only, needs_compiler
 from tests.sampling import test_sampler_kernels
-from tests.sampling.speculative import test_drafting
+from tests.sampling.kernel_cases import EDITS
+from tests.sampling.speculative import drafting_cases
 from tests.sampling.speculative.speculated_steps import random_step
 
 pytestmark = needs_compiler
 VOCAB_SIZE = 151_936
-EDITS = test_sampler_kernels.EDITS
+
 FILTERS = {"top_k": 600, "top_p": 0.9, "min_p": 0.01}
 REPORT = {"logprobs": 20, "logprob_token_ids": (1, 2), "logprobs_mode": "processed_logprobs"}
 
@@ -77,9 +78,9 @@ def test_verified_drafts(compiled: Compiler) -> None:
 
 @pytest.mark.parametrize("method", ["greedy", "gumbel", "coupled"])
 def test_drafts(method: drafting.DraftMethod, compiled: Compiler) -> None:
-    batch, rows = test_drafting.make_rows(2500)
-    slots = torch.zeros(test_drafting.N + 1, 4, 2500) if method == "gumbel" else None
-    logits = test_drafting.make_logits(2500)
+    batch, rows = drafting_cases.make_rows(2500)
+    slots = torch.zeros(drafting_cases.N + 1, 4, 2500) if method == "gumbel" else None
+    logits = drafting_cases.make_logits(2500)
     drafting.draw_drafts(logits, batch, rows, 1, method, draft_logits=slots)
     assert compiled.names
 

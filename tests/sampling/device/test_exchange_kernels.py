@@ -9,29 +9,10 @@ import torch
 from torch import Tensor
 
 from sampling.device import exchange
-from sampling.device.exchange import MAX_PACKED, NUM_PROGRAMS, Mailboxes, letter_bytes
+from sampling.device.exchange import MAX_PACKED, Mailboxes
 from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.where import DEVICES
-
-
-def make_mailboxes(num_ranks: int, where: str) -> list[Mailboxes]:
-    """Each rank's view of the same buffers."""
-    size = letter_bytes(num_ranks) // 4
-    letters = tuple(torch.zeros(size, dtype=torch.int32, device=where) for _ in range(num_ranks))
-    packed = tuple(
-        torch.zeros(2 * num_ranks * MAX_PACKED, dtype=torch.int64, device=where)
-        for _ in range(num_ranks)
-    )
-    reported = tuple(
-        torch.zeros((NUM_PROGRAMS, num_ranks), dtype=torch.int32, device=where)
-        for _ in range(num_ranks)
-    )
-    return [
-        Mailboxes(
-            letters, packed, reported, torch.zeros(NUM_PROGRAMS, dtype=torch.int32, device=where)
-        )
-        for _ in range(num_ranks)
-    ]
+from tests.sampling.device.exchanging import make_mailboxes
 
 
 def exchanged(values: list[Tensor], boxes: list[Mailboxes], *, summed: bool) -> list[Tensor]:

@@ -11,7 +11,7 @@ from sampling.device.exchange import NUM_PROGRAMS, Mailboxes
 from sampling.device.ranks import RaggedRows
 from sampling.device.row_exchange import LETTER_WORDS
 from tests.engine.kernels.where import DEVICES
-from tests.sampling.device.test_exchange_kernels import make_mailboxes
+from tests.sampling.device.exchanging import make_mailboxes
 
 UNTOLD = -77
 

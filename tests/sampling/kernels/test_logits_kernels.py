@@ -17,8 +17,8 @@ from sampling.params import SamplingParams
 from sampling.paths import triton_path
 from sampling.race import LEAST_CUT, MASS_ERROR
 from sampling.rows import SamplingRows
+from tests.sampling.kernel_cases import DEVICES
 from tests.sampling.steps import bitmap
-from tests.sampling.test_sampler_kernels import DEVICES
 
 pytestmark = [
     pytest.mark.skipif(

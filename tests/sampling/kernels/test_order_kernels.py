@@ -13,7 +13,7 @@ from sampling.device.triton_support import jit, tl
 from sampling.filters.cut_state import higher, lower
 from sampling.kernels.order import is_kept, order, rank_key, value_of
 from sampling.race import Cut
-from tests.sampling.test_sampler_kernels import DEVICES, pytestmark  # noqa: F401
+from tests.sampling.kernel_cases import DEVICES, pytestmark  # noqa: F401
 
 LARGEST = 3.4028234663852886e38
 VALUES = [

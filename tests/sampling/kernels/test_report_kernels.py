@@ -14,7 +14,7 @@ from sampling.params import LogprobsMode, SamplingParams
 from sampling.race import Cut
 from sampling.rows import SamplingRows
 from sampling.vocab_shard import VocabShard
-from tests.sampling.test_sampler_kernels import DEVICES, pytestmark  # noqa: F401
+from tests.sampling.kernel_cases import DEVICES, pytestmark  # noqa: F401
 
 LOGITS = [3.0, 5.0, 3.0, 3.0, 1.0, 3.0]
 """The cut keeps 1, 0 and 2; the ids 3 and 5 equal the last one kept."""

@@ -19,8 +19,8 @@ from sampling.noise import TILE
 from sampling.params import SamplingParams
 from sampling.race import MASS_ERROR
 from sampling.rows import SamplingRows
+from tests.sampling.kernel_cases import DEVICES, pytestmark  # noqa: F401
 from tests.sampling.steps import batch_of_all, bitmap
-from tests.sampling.test_sampler_kernels import DEVICES, pytestmark  # noqa: F401
 
 NUM_ROWS, NUM_TILES, TEMPERATURE = 2, 5, 0.7
 VOCAB_SIZE = NUM_TILES * TILE - 100

@@ -26,9 +26,9 @@ from sampling.speculative import triton_verification
 from sampling.vocab_shard import VocabShard
 from tests.engine.kernels.where import DEVICES
 from tests.sampling.ranks import on_counting_ranks, on_ranks
+from tests.sampling.sharded_cases import FILTERS, REPORTS, WISHES, own, same, sharded
 from tests.sampling.speculative.speculated_steps import Step, random_step
 from tests.sampling.steps import Host, Request, make_logits
-from tests.sampling.test_vocab_shard import FILTERS, REPORTS, WISHES, own, same, sharded
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where a GPU is silent
 

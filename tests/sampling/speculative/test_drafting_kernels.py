@@ -14,8 +14,8 @@ from sampling.device.triton_support import INTERPRETED
 from sampling.speculative import drafting
 from sampling.speculative.drafting import DraftMethod, draw_drafts
 from tests.sampling.bounds import watch_bounds
-from tests.sampling.speculative.test_drafting import N, make_logits, make_rows
-from tests.sampling.test_sampler_kernels import DEVICES
+from tests.sampling.kernel_cases import DEVICES
+from tests.sampling.speculative.drafting_cases import N, make_logits, make_rows
 
 pytestmark = [
     pytest.mark.skipif(

@@ -11,8 +11,8 @@ from sampling.speculative.drafting import DraftMethod
 from tests.engine.kernels.where import DEVICES
 from tests.sampling.bounds import watch_bounds
 from tests.sampling.ranks import on_counting_ranks
-from tests.sampling.speculative.test_drafting import N, make_logits
-from tests.sampling.speculative.test_sharded_drafting import METHODS, assert_alike, drafted
+from tests.sampling.speculative.drafting_cases import N, make_logits
+from tests.sampling.speculative.sharded_drafts import METHODS, assert_alike, drafted
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where a GPU is silent
 

@@ -19,8 +19,8 @@ from sampling.device.triton_support import INTERPRETED
 from sampling.speculative import verification
 from sampling.speculative.verification import Method
 from tests.sampling.bounds import watch_bounds
+from tests.sampling.kernel_cases import DEVICES, EDITS, KEPT_ERROR
 from tests.sampling.speculative.speculated_steps import Step, random_step
-from tests.sampling.test_sampler_kernels import DEVICES, EDITS, KEPT_ERROR
 
 pytestmark = [
     pytest.mark.skipif(

@@ -17,12 +17,12 @@ from engine.models.layers.layer import SublayerSpec
 from engine.models.layers.parallel import Parallel
 from engine.models.layers.side_by_side import SideBySide
 from server.command.listing import COLUMNS, Row, cells
+from tests.engine.models.families.cuda_models import FAMILIES as ON_GPU
 from tests.engine.models.families.hybrid_models import FAMILIES as HYBRIDS
 from tests.engine.models.families.hybrid_models import config_of
-from tests.engine.models.families.test_families_cuda import FAMILIES as ON_GPU
-from tests.engine.models.families.test_hybrid_ranks import WHOLE_NORM
-from tests.engine.models.families.test_shards import MODELS as DIVIDED
-from tests.engine.models.test_decoder import MODELS
+from tests.engine.models.families.hybrid_shards import WHOLE_NORM
+from tests.engine.models.families.shard_models import MODELS as DIVIDED
+from tests.engine.models.small_models import MODELS
 
 ROOT = Path(__file__).parents[4]
 STORED, PAGE = ROOT / "server" / "command" / "served_models.json", ROOT / "docs" / "models.md"

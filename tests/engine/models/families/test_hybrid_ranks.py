@@ -15,11 +15,10 @@ from engine.startup.error_statement import hidden_states
 from sampling.device.ranks import RankExchange
 from sampling.noise import TILE
 from tests.engine.models.families.hybrid_models import FAMILIES, config_of, write_hybrid
+from tests.engine.models.families.hybrid_shards import WHOLE_NORM
 from tests.sampling.ranks import on_ranks
 
 VOCAB = 2 * TILE + 9
-WHOLE_NORM = ("granite", "granite_experts")
-"""Families whose gated norm is over all heads together."""
 
 
 def logits_of(folder: Path, exchange: RankExchange, ids: torch.Tensor) -> torch.Tensor:

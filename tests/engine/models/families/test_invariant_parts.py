@@ -15,7 +15,7 @@ import torch
 
 from tests.engine.models.families.hybrid_models import FAMILIES, config_of, write_hybrid
 from tests.engine.models.serving import load, write_tiny
-from tests.engine.models.test_decoder import MODELS
+from tests.engine.models.small_models import MODELS
 
 CHOICES = ("invariant", "_invariant", "by_token")
 """Attributes by which a part says that it is invariant; false or None where it is not."""

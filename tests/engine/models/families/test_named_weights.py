@@ -14,8 +14,8 @@ from engine.models.loader import load_model
 from sampling.device.ranks import RankExchange
 from tests.engine.models.families.hybrid_models import FAMILIES as HYBRIDS
 from tests.engine.models.families.hybrid_models import config_of, write_hybrid
-from tests.engine.models.families.test_shards import CPU
-from tests.engine.models.families.test_shards import MODELS as DIVIDED
+from tests.engine.models.families.shard_models import CPU
+from tests.engine.models.families.shard_models import MODELS as DIVIDED
 from tests.engine.models.rewriting import (
     assert_holds,
     stored_tensors,
@@ -24,7 +24,7 @@ from tests.engine.models.rewriting import (
     write_other,
 )
 from tests.engine.models.serving import load, write_tiny
-from tests.engine.models.test_decoder import MODELS
+from tests.engine.models.small_models import MODELS
 from tests.sampling.ranks import on_ranks
 
 

@@ -15,8 +15,10 @@ from engine.models.formats.scheme import Scheme
 from engine.models.formats.unpack import ModuleTensors, unpack
 from engine.models.weights.sources import Checkpoint
 from sampling.device.ranks import RankExchange
-from tests.engine.models.families.test_shards import CPU, logits_of, wanted_of, widened
-from tests.engine.models.families.test_shards_quantized import QUANTIZED
+from tests.engine.models.families.ordered_shards import DESC_ACT, WITH_SHARED, ordered
+from tests.engine.models.families.quantized_shards import QUANTIZED
+from tests.engine.models.families.shard_models import CPU, logits_of, wanted_of, widened
+from tests.engine.models.formats.general_checkpoints import MODELS as FAMILIES
 from tests.engine.models.formats.packers import (
     Tensors,
     gptq,
@@ -25,13 +27,10 @@ from tests.engine.models.formats.packers import (
     write_quantized,
     write_quantized_experts,
 )
-from tests.engine.models.formats.test_general_checkpoints import MODELS as FAMILIES
-from tests.engine.models.formats.test_int4_checkpoints import GPTQ, activation_order
 from tests.engine.models.formats.test_int4_experts import ORDERED, in_order
 from tests.engine.startup.test_error_statement_ranks import stated
 from tests.sampling.ranks import on_ranks
 
-DESC_ACT = GPTQ | {"desc_act": True}
 WIDTH = 1024
 
 
@@ -79,12 +78,6 @@ def test_a_rank_s_inputs_are_those_of_the_whole(
             assert part.groups.in_features == len(part.order) <= WIDTH
 
 
-def ordered(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    order = activation_order(name, weight.shape[1])
-    rounded = round_weight(weight, 32, symmetric=False, order=order)
-    return gptq(rounded), rounded.values()
-
-
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", ["llama", "phi3", "starcoder2"])
 def test_ordered_parts_make_up_the_model(name: str, size: int, tmp_path: Path) -> None:
@@ -93,15 +86,6 @@ def test_ordered_parts_make_up_the_model(name: str, size: int, tmp_path: Path) -
     reference = write_quantized(tmp_path, DESC_ACT, ordered, QUANTIZED, model)
     whole = torch.cat(on_ranks(size, lambda exchange: logits_of(tmp_path, exchange)), dim=1)
     torch.testing.assert_close(whole, wanted_of(reference), rtol=0, atol=1e-4)
-
-
-WITH_SHARED = hf.Qwen2MoeConfig(
-    **QUANTIZED,
-    num_experts=4,
-    num_experts_per_tok=2,
-    moe_intermediate_size=96,
-    shared_expert_intermediate_size=160,
-)
 
 
 @pytest.mark.parametrize("model", [widened(ORDERED), WITH_SHARED], ids=["mixtral", "shared expert"])

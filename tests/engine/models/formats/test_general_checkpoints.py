@@ -22,10 +22,10 @@ from tests.engine.models.formats.float8_scheme import (
     by_token,
     rounded,
 )
+from tests.engine.models.formats.general_checkpoints import HALF, MODELS, by_awq
 from tests.engine.models.formats.packers import (
     WIDE,
     Tensors,
-    awq,
     gptq,
     round_weight,
     write_quantized,
@@ -39,33 +39,6 @@ from tests.engine.models.formats.test_int4_checkpoints import (
     packed_scheme,
 )
 from tests.engine.models.serving import assert_same_logits, load
-from tests.engine.models.test_decoder import EVERY_OTHER, rope
-
-WINDOW = {**EVERY_OTHER, "sliding_window": 11}
-HALF = rope("default", partial_rotary_factor=0.5)
-MODELS = {
-    "cohere": hf.CohereConfig(**WIDE, logit_scale=0.7),
-    "cohere-biases": hf.CohereConfig(**WIDE, logit_scale=0.7, attention_bias=True),
-    "cohere2": hf.Cohere2Config(**WIDE, **WINDOW, logit_scale=1.0),
-    "gemma": hf.GemmaConfig(**WIDE, head_dim=16),
-    "gemma2": hf.Gemma2Config(**WIDE, **WINDOW, head_dim=16, query_pre_attn_scalar=16),
-    "gemma3": hf.Gemma3TextConfig(**WIDE, **WINDOW, head_dim=32, query_pre_attn_scalar=16),
-    "glm": hf.GlmConfig(**WIDE, head_dim=16, attention_bias=True),
-    "glm4": hf.Glm4Config(**WIDE, head_dim=16),
-    "granite": hf.GraniteConfig(**WIDE, residual_multiplier=0.4, logits_scaling=1.5, mlp_bias=True),
-    "olmo2": hf.Olmo2Config(**WIDE),
-    "olmo3": hf.Olmo3Config(**WIDE, **WINDOW),
-    "phi": hf.PhiConfig(**WIDE),
-    "phi3": hf.Phi3Config(**WIDE, **HALF, sliding_window=11),
-    "stablelm": hf.StableLmConfig(**WIDE, use_qkv_bias=True),
-    "stablelm-parallel": hf.StableLmConfig(**WIDE, use_parallel_residual=True),
-    "starcoder2": hf.Starcoder2Config(**WIDE, sliding_window=11),
-}
-
-
-def by_awq(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    rounded = round_weight(weight, 32, symmetric=False)
-    return awq(rounded), rounded.values()
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -17,11 +17,12 @@ from engine.contracts.named_weights import WeightError
 from engine.models.loader import load_model
 from engine.models.weights.sources import IGNORED
 from sampling.device.ranks import RankExchange
-from tests.engine.models.families.test_shards import CPU, widened
-from tests.engine.models.families.test_shards import MODELS as DIVIDED
-from tests.engine.models.families.test_shards_ordered import DESC_ACT, WITH_SHARED, ordered
-from tests.engine.models.families.test_shards_quantized import QUANTIZED, SCHEMES
+from tests.engine.models.families.ordered_shards import DESC_ACT, WITH_SHARED, ordered
+from tests.engine.models.families.quantized_shards import QUANTIZED, SCHEMES
+from tests.engine.models.families.shard_models import CPU, widened
+from tests.engine.models.families.shard_models import MODELS as DIVIDED
 from tests.engine.models.formats import test_compressed_folders as compressed
+from tests.engine.models.formats.general_checkpoints import MODELS as FAMILIES
 from tests.engine.models.formats.packers import (
     Tensors,
     gptq,
@@ -32,7 +33,6 @@ from tests.engine.models.formats.packers import (
 )
 from tests.engine.models.formats.test_fp8_experts import MODELS as EXPERTS
 from tests.engine.models.formats.test_fp8_experts import STATIC, with_input_scale
-from tests.engine.models.formats.test_general_checkpoints import MODELS as FAMILIES
 from tests.engine.models.formats.test_int4_checkpoints import AWQ, GPTQ
 from tests.engine.models.formats.test_int4_experts import ORDERED, in_order
 from tests.engine.models.formats.test_mxfp4 import MODEL as GPT_OSS

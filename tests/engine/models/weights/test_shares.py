@@ -25,7 +25,7 @@ from engine.errors import ModelError
 from engine.models.families.table import decoder_spec
 from engine.models.refusals import check_ranks
 from engine.models.weights.shares import COLUMNS, HEADS, KEYS, Division, RankShares, check_shards
-from tests.engine.models.families.test_shards import DIVIDED_LATENT, EXPERTS, WIDE, write_config
+from tests.engine.models.families.shard_models import DIVIDED_LATENT, EXPERTS, WIDE, write_config
 from tests.engine.models.serving import GROUPED
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}

@@ -22,7 +22,7 @@ from sampling.device.triton_support import INTERPRETED
 from sampling.params import SamplingParams
 from sampling.speculative import drafting, verification
 from tests.engine.memory.toy_engine import Rule, mixed, texts, toy_server
-from tests.engine.runner import test_speculation as whole
+from tests.engine.runner import drafting_engines as whole
 from tests.engine.runner.table_drafter import draft_from
 from tests.engine.tiny_models import VOCAB, write_model
 

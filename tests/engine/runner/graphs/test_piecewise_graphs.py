@@ -39,11 +39,11 @@ from engine.runner.graphs.piecewise_graphs import PiecewiseGraphs, StepBuffers, 
 from engine.runner.graphs.whole_graphs import WholeGraphs
 from engine.runner.step_states import step_states
 from sampling.device.triton_support import INTERPRETED
+from tests.engine.models.families.cuda_models import FAMILIES as ON_GPU
 from tests.engine.models.families.hybrid_models import config_of, write_hybrid
-from tests.engine.models.families.test_families_cuda import FAMILIES as ON_GPU
 from tests.engine.models.serving import write_tiny
-from tests.engine.models.test_decoder import GEMMA4 as SMALL_GEMMA4
-from tests.engine.models.test_decoder import GEMMA4_SHARED
+from tests.engine.models.small_models import GEMMA4 as SMALL_GEMMA4
+from tests.engine.models.small_models import GEMMA4_SHARED
 from tests.engine.tiny_models import write_model
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_TOKENS, MAX_ROWS = 16, 32, 100, 25

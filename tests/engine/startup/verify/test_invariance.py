@@ -22,7 +22,7 @@ from tests.engine.models.formats.kinds import EVEN
 from tests.engine.models.formats.kinds import KINDS as QUANTIZED
 from tests.engine.models.formats.packers import write_quantized
 from tests.engine.models.serving import write_tiny
-from tests.engine.models.test_decoder import MODELS
+from tests.engine.models.small_models import MODELS
 from tests.engine.tiny_models import write_model
 
 PROMPT_LENS = (1, 16, 40, 65, 90)

@@ -17,10 +17,10 @@ from engine.startup.verify import model_check
 from engine.startup.verify.model_check import model_checks, model_reference, served_logits
 from sampling.device.ranks import LoneRank, RankExchange
 from sampling.selftest.checks import Result
-from tests.engine.models.families.test_shards import MODELS as WIDE_MODELS
+from tests.engine.models.families.shard_models import MODELS as WIDE_MODELS
 from tests.engine.models.formats.packers import Tensors, gptq, round_weight, write_quantized
 from tests.engine.models.serving import LENGTH, write_tiny
-from tests.engine.models.test_decoder import MODELS
+from tests.engine.models.small_models import MODELS
 from tests.sampling.ranks import on_ranks
 
 DEMO = Path(__file__).resolve().parents[4] / "demo" / "model"

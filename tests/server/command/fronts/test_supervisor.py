@@ -24,7 +24,7 @@ from server.config import ServerConfig
 from server.fronts import FrontTable, make_table_file
 from server.http.admission import ShutdownError
 from server.metrics import SHARED_FOLDER
-from tests.engine.test_client import INFO
+from tests.engine.some_info import INFO
 from tests.server.conftest import eventually
 
 PROGRAM = """
