@@ -99,7 +99,7 @@ def sources() -> str:
 
 def gpu_files(places: Sequence[str]) -> list[str]:
     """The files below some places that have tests for a GPU."""
-    marks = ("mark.gpu", "where import DEVICES", "drafted_rows import")
+    marks = ("mark.gpu", "where import DEVICES", "drafted_rows import", "kernel_cases import")
     found = set()
     for place in places:
         path = ROOT / place

@@ -1,4 +1,4 @@
-"""What tests of kernels run on."""
+"""What tests of the sampler's kernels run on, and by which parameters."""
 
 from __future__ import annotations
 
