@@ -30,33 +30,9 @@ from tests.engine.models.serving import (
     write_tiny,
 )
 from tests.engine.models.small_models import (
-    GEMMA4,
-    GEMMA4_SHARED,
     MODELS,
     fp8_product,
-    growth,
 )
-
-ONE_GLOBAL_HEAD = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
-GEMMA4_EXPERTS: dict[str, Any] = {
-    "enable_moe_block": True,
-    "num_experts": 6,
-    "top_k_experts": 3,
-    "moe_intermediate_size": 16,
-}
-if hasattr(hf, "Gemma4TextConfig"):
-    MODELS["gemma4"] = hf.Gemma4TextConfig(**GEMMA4, **ONE_GLOBAL_HEAD)
-    MODELS["gemma4-experts"] = hf.Gemma4TextConfig(**GEMMA4, **ONE_GLOBAL_HEAD, **GEMMA4_EXPERTS)
-    MODELS["gemma4-shared"] = hf.Gemma4TextConfig(**GEMMA4 | GEMMA4_SHARED)
-if hasattr(hf, "Mistral4Config"):  # transformers 5.0 has none
-    MODELS["mistral4"] = hf.Mistral4Config(
-        **SIZES,
-        num_key_value_heads=4,
-        **LATENT | {"q_lora_rank": 24},
-        **growth(),
-        first_k_dense_replace=1,
-        routed_scaling_factor=2.0,
-    )
 
 
 @pytest.mark.parametrize("name", MODELS)

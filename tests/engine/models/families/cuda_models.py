@@ -130,3 +130,16 @@ FAMILIES = {
     "qwen3-moe": hf.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=128, norm_topk_prob=True),
     "olmoe": hf.OlmoeConfig(**SIZES, num_experts=6, num_experts_per_tok=3),
 }
+if hasattr(hf, "Gemma4TextConfig"):
+    GEMMA4: dict[str, Any] = WINDOW | {
+        "head_dim": 128,
+        "global_head_dim": 512,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "enable_moe_block": True,
+        "num_experts": 7,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 64,
+    }
+    PER_LAYER = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCAB}
+    FAMILIES["gemma4"] = hf.Gemma4TextConfig(**SIZES, **GEMMA4, **PER_LAYER)

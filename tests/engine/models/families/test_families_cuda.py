@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +34,6 @@ from tests.engine.models.families.cuda_models import (
     SHARED,
     SIZES,
     VOCAB,
-    WINDOW,
 )
 from tests.engine.models.serving import expected, load, mean_kl, write_tiny
 
@@ -43,19 +41,6 @@ SPREAD = 1.4 * SIZES["hidden_size"] ** -0.5
 """Weights of this size keep numbers near 1 and attention far from uniform."""
 
 
-if hasattr(hf, "Gemma4TextConfig"):
-    GEMMA4: dict[str, Any] = WINDOW | {
-        "head_dim": 128,
-        "global_head_dim": 512,
-        "num_global_key_value_heads": 1,
-        "attention_k_eq_v": True,
-        "enable_moe_block": True,
-        "num_experts": 7,
-        "top_k_experts": 3,
-        "moe_intermediate_size": 64,
-    }
-    PER_LAYER = {"hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCAB}
-    FAMILIES["gemma4"] = hf.Gemma4TextConfig(**SIZES, **GEMMA4, **PER_LAYER)
 # Steps: tokens of a decoding row, parts (row, first token, last token), and whether rows 2 and 3
 # read the blocks that begin row 1.
 Parts = list[tuple[int, int, int]]
