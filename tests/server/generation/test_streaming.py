@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from server.generation.choice import ReplyChoice
 from server.generation.render import AHEAD_TOKENS, Renderer
 from tests.fakes import EOS, FakeEngine, Script
 from tests.server.conftest import Site, chunks_of, in_process
+from tests.server.written_ahead import note_written_ahead
 
 LOGPROB_COLUMNS = (
     "tokens",
@@ -119,14 +119,7 @@ async def test_a_joined_stream_equals_the_plain_reply(
 async def test_logprobs_written_ahead_join_the_rest(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ahead: list[ReplyChoice] = []
-    write_ahead = Renderer.write_ahead
-
-    def noting(renderer: Renderer, choices: list[ReplyChoice]) -> None:
-        ahead.extend(choices)
-        write_ahead(renderer, choices)
-
-    monkeypatch.setattr(Renderer, "write_ahead", noting)
+    ahead = note_written_ahead(monkeypatch, Renderer)
     tokens = [97, 0xC3, 0xA9, 98, 258, 0xFF] * 35 + [97, 98, 33]
     async with in_process(FakeEngine(writes(tokens))) as site:
         await check_equal(site, {"prompt": "ab", "max_tokens": 240, "logprobs": 2, **options})

@@ -11,11 +11,11 @@ import pytest
 
 from engine.request import Finish
 from server.endpoints.generate_tokens.reply_schema import GenerateTokensReply
-from server.generation.choice import ReplyChoice
 from server.generation.render import Renderer
 from tests.fakes import BOS, EOS, FakeEngine, says
 from tests.server.conftest import Site, chunks_of, error_of, in_process
 from tests.server.endpoints.generate_tokens.routed import PROMPT, wanted_routes, with_routes
+from tests.server.written_ahead import note_written_ahead
 
 
 async def generated(site: Site, *, stream: bool = False, **fields: Any) -> Any:
@@ -78,14 +78,7 @@ async def test_logprobs_are_by_id_and_those_of_completions(site: Site) -> None:
 async def test_logprobs_written_ahead_join_the_rest(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ahead: list[ReplyChoice] = []
-    write_ahead = Renderer.write_ahead
-
-    def noting(renderer: Renderer, choices: list[ReplyChoice]) -> None:
-        ahead.extend(choices)
-        write_ahead(renderer, choices)
-
-    monkeypatch.setattr(Renderer, "write_ahead", noting)
+    ahead = note_written_ahead(monkeypatch, Renderer)
     fields: dict[str, Any] = {"sampling_params": {"max_tokens": 120, **options}}
     fields |= {"output_mode": "text", "return_sampling_mask": "top_k" in options}
     async with in_process(FakeEngine(says("aéb" * 40))) as site:

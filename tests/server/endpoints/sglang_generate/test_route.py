@@ -15,9 +15,9 @@ from engine.contracts.control import EngineState
 from engine.request import Finish
 from server.endpoints.sglang_generate.render import GenerateRenderer
 from server.endpoints.sglang_generate.reply_schema import GenerateReply
-from server.generation.choice import ReplyChoice
 from tests.fakes import EOS, FakeEngine, routes_of, says
 from tests.server.conftest import Site, chunks_of, error_of, in_process
+from tests.server.written_ahead import note_written_ahead
 
 PROMPT = list(b"hello")
 
@@ -62,14 +62,7 @@ async def test_what_slime_reads_of_a_reply(site: Site) -> None:
 async def test_logprobs_written_ahead_join_the_rest(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ahead: list[ReplyChoice] = []
-    write_ahead = GenerateRenderer.write_ahead
-
-    def noting(renderer: GenerateRenderer, choices: list[ReplyChoice]) -> None:
-        ahead.extend(choices)
-        write_ahead(renderer, choices)
-
-    monkeypatch.setattr(GenerateRenderer, "write_ahead", noting)
+    ahead = note_written_ahead(monkeypatch, GenerateRenderer)
     fields: dict[str, Any] = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": 120}}
     fields |= {"return_logprob": True, "rid": "r1", "logprob_start_len": 1, **options}
     async with in_process(FakeEngine(says("aéb" * 40))) as site:
