@@ -21,7 +21,7 @@ from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerOutput, SamplingBatch
 from tests.sampling.bounds import watch_bounds
 from tests.sampling.environment import config_on
-from tests.sampling.kernel_cases import DEVICES, EDITS, KEPT_ERROR
+from tests.sampling.kernel_cases import DEVICES, EDITS, KEPT_ERROR, pytestmark  # noqa: F401
 from tests.sampling.steps import put_masks
 
 NUM_ROWS, PROMPT_LEN = 12, 10
