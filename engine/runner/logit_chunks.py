@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-LOGITS_BYTES = 64 << 20
-"""Size of the float32 logits held at once."""
+LOGITS_BYTES = 256 << 20
+"""Size of the float32 logits held at once: of some 400 positions, for which a head's product and
+its readers take a GPU as long as the host needs to launch them."""
 
 
 def logit_chunks(start: int, stop: int, vocab_size: int) -> Iterator[slice]:

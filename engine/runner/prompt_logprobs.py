@@ -12,6 +12,7 @@ from engine.request import PromptLogprobsParams
 from engine.runner.adapters import HeadLogits
 from engine.runner.logit_chunks import logit_chunks
 from sampling.batch import LogprobsOutput
+from sampling.device.mirror import to_device
 from sampling.paths.prompt_logprobs import PromptReporter
 from sampling.vocab_shard import VocabShard
 
@@ -44,24 +45,24 @@ def span_logprobs(
     start = int(query_starts[span.row_idx])
     computed = int(plan.starts[span.row_idx])  # position of the row's first query token
     slots, outputs = None, []
+    shared_ids = _shared_ids(wanted, hidden.device)
     for tokens in logit_chunks(start + span.first, start + span.last, max(shard.widths)):
         position = computed + tokens.start - start + 1  # of the token after the chunk's first
-        ids = _explicit_ids(wanted, position, tokens.stop - tokens.start, hidden.device)
+        ids = shared_ids
+        if wanted.id_lists is not None:
+            listed = wanted.id_lists[position - wanted.start :][: tokens.stop - tokens.start]
+            ids = to_device(listed.astype(np.int64), hidden.device)
         if plan.adapters is not None:
             slots = np.full(tokens.stop - tokens.start, plan.adapters[span.row_idx])
         outputs.append(report(logits(hidden[tokens], slots), position, ids))
     return LogprobsOutput.concat(outputs)
 
 
-def _explicit_ids(
-    wanted: PromptLogprobsParams, position: int, count: int, device: torch.device
-) -> torch.Tensor | None:
-    """The explicit ids of positions from `position` on, int64 [count or 1, J]; None for none."""
-    if wanted.id_lists is not None:
-        first = position - wanted.start
-        ids = torch.from_numpy(wanted.id_lists[first : first + count].astype(np.int64))
-    elif wanted.token_ids:
-        ids = torch.tensor([wanted.token_ids], dtype=torch.int64)
-    else:
+def _shared_ids(wanted: PromptLogprobsParams, device: torch.device) -> torch.Tensor | None:
+    """The explicit ids of all positions alike, int64 [1, J]; None for none.
+
+    They are copied without waiting: the device would stand still between two chunks.
+    """
+    if not wanted.token_ids:
         return None
-    return ids.to(device)
+    return to_device(np.array([wanted.token_ids], dtype=np.int64), device)
