@@ -77,13 +77,12 @@ async def test_an_error_keeps_no_arguments(pool: ProcessPool) -> None:
     gc.disable()  # a front collects cycles seldom, and 4 MB in each are soon 100
     try:
         large = Large()
-        kept = weakref.ref(large)
+        gone = asyncio.Event()
+        weakref.finalize(large, asyncio.get_running_loop().call_soon_threadsafe, gone.set)
         with pytest.raises(ApiError, match="no Large") as caught:
             await pool.run(5.0, refuse_it, large)
         del large, caught
-        async with asyncio.timeout(5):  # the pool's thread still has the call for a moment
-            while kept() is not None:
-                await asyncio.sleep(0.01)
+        await asyncio.wait_for(gone.wait(), 5)  # the pool's thread still has it for a moment
     finally:
         gc.enable()
 
