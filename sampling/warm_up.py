@@ -19,6 +19,7 @@ from sampling.kernels.tile_pass import tile_pass
 from sampling.params import SamplingParams
 from sampling.paths import triton_path
 from sampling.paths.flashinfer import FlashInfer, scaled_logits
+from sampling.paths.listed_logprobs import listed_kernels
 from sampling.paths.logprobs import prompt_kernels
 from sampling.rows import (
     EDITED,
@@ -52,7 +53,7 @@ def compile_early(
 
 
 def compile_kernels(like: SamplingRows, dtype: torch.dtype, max_top: int) -> None:
-    """Launch every kernel that draws and prompt logprobs can need, those for FlashInfer too.
+    """Launch every kernel that draws, prompt logprobs and labels can need; FlashInfer's too.
 
     Args:
         like: rows whose vocabulary, device and strides those of requests will be.
@@ -67,6 +68,7 @@ def compile_kernels(like: SamplingRows, dtype: torch.dtype, max_top: int) -> Non
         target_ids = torch.zeros(1, dtype=torch.int32, device=like.device)
         prompt_kernels(logits, target_ids, num_top, None, normalized=True, shard=like.shard)
     if like.shard.is_whole:
+        listed_kernels(logits.float(), torch.zeros(1, 1, dtype=torch.int32, device=like.device))
         _compile_scaling(like, logits, batch, rows)
 
 

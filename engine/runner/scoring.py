@@ -14,7 +14,7 @@ from engine.runner.forward import Forward
 from engine.runner.host_copy import HostCopy
 from engine.runner.logit_chunks import logit_chunks
 from sampling.device.mirror import to_device_together
-from sampling.paths.logprobs import listed_logprobs
+from sampling.paths.listed_logprobs import listed_logprobs
 from sampling.vocab_shard import VocabShard
 
 

@@ -4,5 +4,5 @@
 first. `triton_path` is CUDA's and draws the same tokens; `flashinfer` draws some of its rows by
 FlashInfer's sampler instead, where that is faster. `logprobs` says what is reported of a token and
 computes it in torch, `kept` what masks and filters left of the vocabulary; `prompt_logprobs` does
-so for a prompt's own tokens.
+so for a prompt's own tokens, `listed_logprobs` for labels.
 """

@@ -13,8 +13,6 @@ Letters in shapes: N rows, K top tokens, J explicit ids, T tiles.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
@@ -63,10 +61,10 @@ def gather_logprobs(
     shard = shard or VocabShard.whole(values.shape[1])
     values = values.float()
     chosen_ids = token_ids.long().clamp(0, shard.vocab_size - 1)[:, None]
-    top_ids = _top_ids(values, min(num_top, shard.vocab_size), shard)
+    top_ids = first_ids(values, min(num_top, shard.vocab_size), shard)
     ids = [chosen_ids, top_ids] + ([] if explicit_ids is None else [explicit_ids.long()])
-    found = _values_of(values, torch.cat(ids, dim=1), shard)
-    reported = _less(found, offsets)
+    found = values_of(values, torch.cat(ids, dim=1), shard)
+    reported = less_offsets(found, offsets)
     first_explicit = 1 + top_ids.shape[1]
     return LogprobsOutput(
         chosen=reported[:, 0],
@@ -103,60 +101,13 @@ def prompt_logprobs(
     if logits.is_cuda and HAS_TRITON and num_top <= MAX_TOP:
         return prompt_kernels(logits, target_ids, num_top, explicit_ids, normalized, shard)
     logits = logits[:, : shard.width].float()
-    offsets = _offsets(logits, shard) if normalized else logits.new_zeros(len(logits)).double()
+    offsets = offsets_of(logits, shard) if normalized else logits.new_zeros(len(logits)).double()
     return gather_logprobs(
         logits, offsets, target_ids, num_top=num_top, explicit_ids=explicit_ids, shard=shard
     )
 
 
-class ListedLogprobs(NamedTuple):
-    """The logprobs of N rows' listed ids, and of what is not listed.
-
-    Attributes:
-        values: float32 [N, J], those of the ids; undefined at padding.
-        others: float32 [N], that of all other ids together; -inf where nothing is left.
-        best_ids: int32 [N], the first of all other ids in the sampler's order.
-        best: float32 [N], its logprob.
-        log_sums: float64 [N], the log-sum-exp of the logits: a logprob and it are a logit.
-    """
-
-    values: Tensor
-    others: Tensor
-    best_ids: Tensor
-    best: Tensor
-    log_sums: Tensor
-
-
-def listed_logprobs(
-    logits: Tensor, id_lists: Tensor, shard: VocabShard | None = None
-) -> ListedLogprobs:
-    """The logprobs of listed ids, of all other ids together, and of the best of these.
-
-    The mass of the others is summed without the listed ones, not taken as a difference, so it is
-    as exact where next to nothing is left.
-
-    Args:
-        logits: float32 [N, width], those of the shard; overwritten.
-        id_lists: int32 [N, J], different ids of each row; -1 pads.
-        shard: which ids the logits are of; None is all of the vocabulary.
-
-    Returns:
-        Values with NaN, and some id, in rows that hold NaN, +inf or no finite logit.
-    """
-    shard = shard or VocabShard.whole(logits.shape[1])
-    ids = torch.where(id_lists < 0, id_lists[:, :1], id_lists).long()
-    offsets = _offsets(logits, shard)
-    bad = ~offsets.isfinite()
-    values = _less(_values_of(logits, ids, shard), offsets).masked_fill_(bad[:, None], torch.nan)
-    columns, held = shard.columns(ids)
-    logits.scatter_reduce_(1, columns, torch.where(held, -torch.inf, torch.inf), "amin")
-    others = (_offsets(logits, shard) - offsets).float().masked_fill_(bad, torch.nan)
-    best_ids = _top_ids(logits, 1, shard)
-    best = _less(_values_of(logits, best_ids, shard), offsets)[:, 0].masked_fill_(bad, torch.nan)
-    return ListedLogprobs(values, others, best_ids[:, 0].int(), best, offsets)
-
-
-def _offsets(logits: Tensor, shard: VocabShard) -> Tensor:
+def offsets_of(logits: Tensor, shard: VocabShard) -> Tensor:
     """The log-sum-exp of rows float32 [N, width] as every path computes it, float64 [N]."""
     if logits.is_cuda and HAS_TRITON:
         source, stats = _plain_tiles(logits, LOGPROBS | NORMALIZED, shard)
@@ -193,14 +144,14 @@ def prompt_kernels(
 
 def _plain_tiles(logits: Tensor, flags: int, shard: VocabShard) -> tuple[Source, TileStats]:
     """The source of rows [n, width] that nothing processes, and the statistics of all tiles."""
-    source = _plain_source(logits, flags, shard)
+    source = plain_source(logits, flags, shard)
     needs = SamplingNeeds(flags, greedy=True, num_top=0, num_explicit=0)
     if shard.is_whole:
         return source, tile_pass_for(source, needs)
     return source, whole_tiles(source, needs, shard)
 
 
-def _plain_source(logits: Tensor, flags: int, shard: VocabShard) -> Source:
+def plain_source(logits: Tensor, flags: int, shard: VocabShard) -> Source:
     """A kernel's source for greedy rows that nothing processes; they share row 0 of new tables."""
     n = len(logits)
     zeros = torch.zeros(n, dtype=torch.int64, device=logits.device)
@@ -229,13 +180,13 @@ def _plain_source(logits: Tensor, flags: int, shard: VocabShard) -> Source:
     )
 
 
-def _values_of(values: Tensor, ids: Tensor, shard: VocabShard) -> Tensor:
+def values_of(values: Tensor, ids: Tensor, shard: VocabShard) -> Tensor:
     """The values of `ids` [N, M], each from its rank; -inf for ids outside the vocabulary."""
     x = shard.of_owners(values.gather(1, shard.columns(ids)[0]), ids)
     return torch.where((ids < 0) | (ids >= shard.vocab_size), -torch.inf, x)
 
 
-def _less(x: Tensor, offsets: Tensor) -> Tensor:
+def less_offsets(x: Tensor, offsets: Tensor) -> Tensor:
     """The values to report for x [N, M], float32(x - offset)."""
     # A row that is all -inf has the offset -inf, and -inf - -inf would be NaN.
     return torch.where(x == -torch.inf, x, (x.double() - offsets[:, None]).float())
@@ -259,7 +210,7 @@ def _block_before(values: Tensor, ids: Tensor, chosen: Tensor, shard: VocabShard
     return before.int()
 
 
-def _top_ids(values: Tensor, k: int, shard: VocabShard) -> Tensor:
+def first_ids(values: Tensor, k: int, shard: VocabShard) -> Tensor:
     """The ids of the first k tokens of each row, int64 [N, k], best first, of all ranks' lists."""
     if k == 0:
         return torch.empty((len(values), 0), dtype=torch.int64, device=values.device)

@@ -143,13 +143,10 @@ SAMPLING = (
     ),
     Mutant(
         "padding-of-listed-ids-is-id-0",
-        "sampling/paths/logprobs.py",
+        "sampling/paths/listed_logprobs.py",
         "torch.where(id_lists < 0, id_lists[:, :1], id_lists).long()",
         "id_lists.clamp(min=0).long()",
-        (
-            "tests/sampling/paths/test_logprobs.py"
-            "::TestListed::test_values_and_the_mass_of_all_others",
-        ),
+        ("tests/sampling/paths/test_listed_logprobs.py::test_values_and_the_mass_of_all_others",),
     ),
     Mutant(
         "a-grammar-s-mask-comes-after-the-filters",

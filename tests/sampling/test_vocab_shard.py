@@ -21,7 +21,8 @@ from sampling.filters.histograms import order_keys, values_of
 from sampling.noise import TILE
 from sampling.params import LogprobsMode, SamplingParams
 from sampling.paths import torch_path
-from sampling.paths.logprobs import listed_logprobs, prompt_logprobs
+from sampling.paths.listed_logprobs import listed_logprobs
+from sampling.paths.logprobs import prompt_logprobs
 from sampling.speculative.verification import Method, verify
 from sampling.vocab_shard import ShardError, VocabShard
 from tests.sampling.ranks import on_counting_ranks, on_ranks

@@ -19,7 +19,8 @@ from sampling.device.ranks import LoneRank, RankExchange
 from sampling.noise import TILE
 from sampling.params import SamplingParams
 from sampling.paths import torch_path
-from sampling.paths.logprobs import listed_logprobs, prompt_logprobs
+from sampling.paths.listed_logprobs import listed_logprobs
+from sampling.paths.logprobs import prompt_logprobs
 from sampling.speculative.verification import Method, verify
 from tests.sampling.ranks import on_counting_ranks, on_ranks
 from tests.sampling.sharded_cases import own, same, sharded

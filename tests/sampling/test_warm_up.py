@@ -58,6 +58,7 @@ def test_every_variant_of_the_draw_is_launched(
     drawn: set[Variant] = set()
     scaled: set[tuple[bool, bool]] = set()
     prompts: set[int] = set()
+    listed: set[torch.dtype] = set()
 
     def draw(logits: Tensor, batch: SamplingBatch, rows: SamplingRows) -> None:
         assert logits.dtype == torch.bfloat16
@@ -74,17 +75,19 @@ def test_every_variant_of_the_draw_is_launched(
     monkeypatch.setattr(triton_path, "draw", draw)
     monkeypatch.setattr(warm_up, "scaled_logits", scale)
     monkeypatch.setattr(warm_up, "prompt_kernels", report)
+    monkeypatch.setattr(warm_up, "listed_kernels", lambda logits, ids: listed.add(logits.dtype))
     monkeypatch.setattr(warm_up, "tile_pass", lambda *arguments, **options: None)
     compile_kernels(make_rows(vocab_size), torch.bfloat16, max_top)
     assert drawn == variants(tops)
     assert scaled == {(False, False), (False, True), (True, True)}
     assert prompts == {0, *tops}
+    assert listed == {torch.float32}  # labels are read from a head's float32
 
 
 def test_masks_are_left_out_where_no_row_can_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: set[Variant] = set()
     monkeypatch.setattr(triton_path, "draw", lambda _, batch, rows: drawn.add(variant_of(batch)))
-    for name in ("scaled_logits", "prompt_kernels", "tile_pass"):
+    for name in ("scaled_logits", "prompt_kernels", "listed_kernels", "tile_pass"):
         monkeypatch.setattr(warm_up, name, lambda *arguments, **options: None)
     compile_kernels(make_rows(max_masks=0), torch.bfloat16, 5)
     assert drawn == variants(TOP_LANES[:1], masks=False)
