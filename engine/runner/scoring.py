@@ -14,7 +14,7 @@ from engine.runner.forward import Forward
 from engine.runner.host_copy import HostCopy
 from engine.runner.logit_chunks import logit_chunks
 from sampling.device.mirror import to_device_together
-from sampling.paths.listed_logprobs import listed_logprobs
+from sampling.paths.listed_logprobs import ListedLogprobs, listed_logprobs
 from sampling.vocab_shard import VocabShard
 
 
@@ -52,19 +52,13 @@ def issue_scoring(
     adapters = of_tokens(plan.adapters, np.diff(plan.query_starts))
     final = forward(token_ids, positions, inputs, own, adapters).final
     read, hidden = final[read_tokens], final[embed_tokens].float()
-    values = torch.empty(plan.id_lists.shape, dtype=torch.float32, device=device)
-    others, best = (torch.empty(len(read), dtype=torch.float32, device=device) for _ in range(2))
-    log_sums = torch.empty(len(read), dtype=torch.float64, device=device)
-    best_ids = torch.empty(len(read), dtype=torch.int32, device=device)
+    parts = []
     for chunk in logit_chunks(0, len(read), max(shard.widths)):
         own_slots = None if adapters is None else adapters[plan.read_tokens[chunk]]
         logits = head(read[chunk], own_slots)
-        listed = listed_logprobs(logits, id_lists[chunk], shard)
-        values[chunk], others[chunk] = listed.values, listed.others
-        best_ids[chunk], best[chunk] = listed.best_ids, listed.best
-        log_sums[chunk] = listed.log_sums
-    read_back = {"values": values, "others": others, "best_ids": best_ids, "best": best}
-    return HostCopy(read_back | {"log_sums": log_sums, "hidden": hidden})
+        parts.append(listed_logprobs(logits, id_lists[chunk], shard))
+    listed = ListedLogprobs.concat(parts, id_lists)
+    return HostCopy({**listed._asdict(), "hidden": hidden})
 
 
 def _states_of(

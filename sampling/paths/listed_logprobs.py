@@ -8,6 +8,7 @@ Letters in shapes: N rows, J listed ids.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -36,6 +37,20 @@ class ListedLogprobs(NamedTuple):
     best_ids: Tensor
     best: Tensor
     log_sums: Tensor
+
+    @classmethod
+    def concat(cls, parts: Sequence[ListedLogprobs], like: Tensor) -> ListedLogprobs:
+        """The rows of all parts, one after the other; J is the same in each.
+
+        Args:
+            like: int32 [N, J], the ids; of no rows where there is no part.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        if parts:
+            return cls(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+        none = like.new_empty(0)
+        return cls(like.float(), none.float(), none, none.float(), none.double())
 
 
 def listed_logprobs(
