@@ -20,8 +20,8 @@ import pytest
 from demo import MODEL_FOLDER
 from tests.fleet.load import MODEL, loading, mixed, send_all
 from tests.fleet.process import FLAGS, Fleet, fleet, until
+from tests.serving.lm_eval_tasks import evaluate, make_tasks
 from tests.serving.process import Server, serve
-from tests.serving.test_lm_eval import evaluate, make_tasks
 
 pytestmark = [
     pytest.mark.slow,

@@ -40,14 +40,14 @@ from engine.startup.build import assemble, build_engine
 from engine.startup.error_statement import ErrorMeasure
 from engine.startup.ranks import set_threads
 from engine.structured.tokenizer import TokenizerReader
+from tests.engine.models.formats.gpt_oss import CONFIG as MXFP4
+from tests.engine.models.formats.gpt_oss import random_mxfp4
 from tests.engine.models.formats.kinds import KINDS
 from tests.engine.models.formats.packers import (
     rewrite,
     write_quantized,
     write_quantized_experts,
 )
-from tests.engine.models.formats.test_mxfp4 import CONFIG as MXFP4
-from tests.engine.models.formats.test_mxfp4 import random_mxfp4
 from tests.engine.parallel.rank_engines import mixed
 from tests.engine.structured.constrained import STRUCTURED
 from tests.engine.traffic import FRONTEND

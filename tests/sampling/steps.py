@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +45,18 @@ def batch_of_all(rows: SamplingRows, position: int) -> SamplingBatch:
         rows_np,
         rows.needs(rows_np),
     )
+
+
+def make_batch(
+    wishes: list[dict[str, Any]], device: torch.device, vocab_size: int
+) -> tuple[SamplingBatch, SamplingRows]:
+    n = len(wishes)
+    history = torch.zeros(n, 8, dtype=torch.int32, device=device)
+    rows = SamplingRows(n, vocab_size, device, history=history)
+    for row, wish in enumerate(wishes):
+        rows.add(row, SamplingParams(**wish), seed=row, choice=0, prompt_len=1, num_tokens=4)
+    rows.flush()
+    return batch_of_all(rows, 4), rows
 
 
 class Host:

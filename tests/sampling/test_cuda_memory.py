@@ -12,7 +12,7 @@ from sampling.filters.cut_state import NOTED
 from sampling.kernels.top_lists import CHUNK
 from sampling.noise import TILE
 from sampling.paths import triton_path
-from tests.sampling.paths.test_flashinfer_kernels import make_batch
+from tests.sampling.steps import make_batch
 
 NUM_ROWS = 256
 SMALL = {"top_k": 50, "top_p": 0.95, "min_p": 0.01}

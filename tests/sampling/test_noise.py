@@ -4,7 +4,6 @@ Nothing here is random in outcome but the search for shared words, whose odds it
 """
 
 from collections.abc import Callable
-from decimal import Decimal, localcontext
 from fractions import Fraction
 from itertools import product
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from sampling import noise, reference
 from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, NoiseKey, Purpose, stream
+from tests.sampling.exponentials import worst_error
 
 SEEDS = (0, 1, -1, 2**31, 2**32 + 5, -(2**32) - 5, 2**63 - 1, -(2**63), 20261121)
 
@@ -116,27 +116,6 @@ def test_range_and_resolution(
     assert drawn.tolist() == [[expected, expected]]
     assert reference.uniform(3, 0, 5, 0, 0) == expected
     assert noise.exponentials(one_key(3), 0, 2, 0).isfinite().all()
-
-
-ARGUMENTS = [
-    *(2.0**-k for k in (65, 60, 55, 54, 53, 52, 40, 24, 10, 3, 1)),
-    *(1.37 * 2.0**-k for k in (60, 54, 53, 31, 20, 5)),
-    *(0.25, 0.4999999999999999, 0.5000000000000001, 0.9, 1 - 2.0**-30, 1 - 2.0**-53),
-    *np.random.default_rng(2).random(200).tolist(),
-    *(2.0 ** -np.random.default_rng(3).uniform(0, 60, 200)).tolist(),
-]
-
-
-def worst_error(exponential: Callable[[Tensor], Tensor]) -> float:
-    """The largest relative error against -ln(1 - u) to 60 digits."""
-    worst = Decimal(0)
-    with localcontext() as context:
-        context.prec = 60
-        values = exponential(torch.tensor(ARGUMENTS, dtype=torch.float64))
-        for u, value in zip(ARGUMENTS, values.tolist(), strict=True):
-            exact = -(1 - Decimal(u)).ln()
-            worst = max(worst, abs(Decimal(value) / exact - 1))
-    return float(worst)
 
 
 def test_exponentials_lose_no_digits_down_to_the_smallest_uniform(

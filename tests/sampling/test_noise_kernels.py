@@ -8,8 +8,8 @@ from torch import Tensor
 
 from sampling.device.triton_support import jit, tl
 from sampling.noise import exponential
+from tests.sampling.exponentials import ARGUMENTS, worst_error
 from tests.sampling.kernel_cases import DEVICES, pytestmark  # noqa: F401
-from tests.sampling.test_noise import ARGUMENTS, worst_error
 
 N = 512
 

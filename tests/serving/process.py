@@ -127,3 +127,19 @@ def refused(*arguments: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "server.cli", "serve", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stderr
+
+
+def counted(metrics: dict[str, float], name: str) -> float:
+    return sum(value for key, value in metrics.items() if key.startswith(f"tailrace_{name}"))
+
+
+def wait_until_idle(server: Server) -> None:
+    """Wait until no row and no block is held."""
+    deadline = time.monotonic() + 60
+    while True:
+        metrics = server.metrics()
+        held = [counted(metrics, name) for name in ("num_requests_running", "kv_cache_usage_perc")]
+        if not any(held):
+            return
+        assert time.monotonic() < deadline, held
+        time.sleep(0.2)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,8 @@ import jsonschema
 import pytest
 
 from demo import EAGLE_FOLDER
-from tests.serving.process import Server, serve
+from tests.serving.chats import joined
+from tests.serving.process import Server, counted, serve, wait_until_idle
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -99,33 +99,6 @@ async def _send(client: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, An
     return joined(reply.text)
 
 
-def joined(text: str) -> dict[str, Any]:
-    message: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": []}
-    choice: dict[str, Any] = {"message": message, "token_ids": []}
-    usage = None
-    for line in text.splitlines():
-        if not line.startswith("data: {"):
-            continue
-        chunk = json.loads(line.removeprefix("data: "))
-        assert "error" not in chunk, chunk
-        usage = chunk.get("usage") or usage
-        for part in chunk["choices"]:
-            choice["finish_reason"] = part["finish_reason"]
-            choice["token_ids"] += part.get("token_ids") or []
-            delta = part["delta"]
-            assert delta or part["finish_reason"]
-            for name in ("content", "reasoning_content"):
-                message[name] += delta.get(name) or ""
-            for call in delta.get("tool_calls", []):
-                if call["index"] == len(message["tool_calls"]):
-                    assert call["function"]["arguments"] == ""
-                    message["tool_calls"].append({"function": dict(call["function"])})
-                else:
-                    own = message["tool_calls"][call["index"]]["function"]
-                    own["arguments"] += call["function"]["arguments"]
-    return {"choices": [choice], "usage": usage}
-
-
 def check(index: int, reply: dict[str, Any]) -> None:
     [choice] = reply["choices"]
     message, usage = choice["message"], reply["usage"]
@@ -169,22 +142,6 @@ def test_many_rows_half_of_which_call_tools(server: Server) -> None:
             after, "generation_tokens_total"
         ) - counted(before, "generation_tokens_total")
         assert counted(after, "grammar_errors_total") == 0
-
-
-def counted(metrics: dict[str, float], name: str) -> float:
-    return sum(value for key, value in metrics.items() if key.startswith(f"tailrace_{name}"))
-
-
-def wait_until_idle(server: Server) -> None:
-    """Wait until no row and no block is held."""
-    deadline = time.monotonic() + 60
-    while True:
-        metrics = server.metrics()
-        held = [counted(metrics, name) for name in ("num_requests_running", "kv_cache_usage_perc")]
-        if not any(held):
-            return
-        assert time.monotonic() < deadline, held
-        time.sleep(0.2)
 
 
 def test_logprobs_of_each_part_are_those_of_the_same_ids_by_echo(server: Server) -> None:

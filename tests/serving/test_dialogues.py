@@ -17,8 +17,8 @@ import pytest
 
 from demo.chat import MARKERS
 from demo.dialogues import Dialogue, dialogues
-from tests.serving.process import Server, serve
-from tests.serving.test_agents import joined, wait_until_idle
+from tests.serving.chats import joined
+from tests.serving.process import Server, serve, wait_until_idle
 
 Json = dict[str, Any]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

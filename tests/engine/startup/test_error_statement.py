@@ -19,6 +19,7 @@ from engine.kernels.fp8 import Fp8Rows, quantize_rows
 from engine.models.formats import fp8
 from engine.startup.build import build_engine
 from engine.startup.error_text import NAME, NUM_TOKENS
+from tests.engine.models.formats.expert_models import MODELS as EXPERT_MODELS
 from tests.engine.models.formats.packers import (
     WIDE,
     Tensors,
@@ -27,7 +28,6 @@ from tests.engine.models.formats.packers import (
     write_quantized,
     write_quantized_experts,
 )
-from tests.engine.models.formats.test_fp8_experts import MODELS as EXPERT_MODELS
 from tests.engine.models.serving import LENGTH, VOCAB, PagedRows, expected, load, write_tiny
 from tests.engine.models.small_models import MODELS, fp8_product
 

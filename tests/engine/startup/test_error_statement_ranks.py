@@ -10,23 +10,21 @@ import pytest
 import torch
 
 from demo import MODEL_FOLDER
-from engine.config import CacheConfig, CacheDtype, EngineConfig, ModelConfig
+from engine.config import EngineConfig, ModelConfig
 from engine.contracts.info import ErrorStatement
-from engine.models.kv_scales import stored_kv_scales
 from engine.models.loader import load_model
 from engine.startup.error_statement import Difference, ErrorMeasure, difference, hidden_states
 from engine.startup.error_text import NUM_TOKENS, TEXT
-from engine.startup.kv_scales import kv_scales
 from engine.structured.tokenizer import TokenizerReader
 from sampling.device.ranks import LoneRank, RankExchange
 from sampling.vocab_shard import VocabShard
 from tests.engine.models.families.shard_models import MODELS, VOCAB
 from tests.engine.models.serving import LENGTH, write_tiny
+from tests.engine.startup.stated import CPU, stated
 from tests.engine.structured.constrained import STRUCTURED, TOKENIZER
 from tests.sampling.ranks import on_counting_ranks, on_ranks
 from tests.sampling.sharded_cases import own
 
-CPU = torch.device("cpu")
 IDS = torch.arange(LENGTH) * 7919 % VOCAB
 HIDDEN = 32
 ROUNDING = 1e-9
@@ -39,25 +37,6 @@ def logits_of(folder: Path, exchange: RankExchange, **model: Any) -> torch.Tenso
     with torch.inference_mode():
         own_logits = loaded.logits(hidden_states(loaded, IDS, None))
     return VocabShard.split(VOCAB, exchange).whole_rows(own_logits)
-
-
-def stated(
-    folder: Path, exchange: RankExchange, kv: CacheDtype = "auto", **model: Any
-) -> ErrorStatement:
-    """What a rank states of a model that it loads."""
-    config = EngineConfig(
-        model=ModelConfig(model=str(folder), max_model_len=LENGTH, device="cpu", **model),
-        cache=CacheConfig(num_blocks=40, dtype=kv),
-    )
-    measure = ErrorMeasure(config, None, exchange)
-    loaded = load_model(config.model, CPU, exchange, measure.reference)
-    scales = None
-    if kv == "fp8":
-        stored = stored_kv_scales(config.model, loaded.attention_specs, CPU, exchange)
-        scales = kv_scales(loaded, CPU, config.cache.block_size, LENGTH, stored)
-    statement = measure.statement(loaded, CPU, scales)
-    assert statement is not None
-    return statement
 
 
 def by_numpy(reference: torch.Tensor, served: torch.Tensor) -> Difference:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import threading
 from collections import defaultdict
 from functools import cache
@@ -200,3 +201,30 @@ def check_json(reader: Reader, handle: int, schema: dict[str, Any]) -> int:
                 jsonschema.validate(json.loads(reader.text(handle, choice)), schema)
                 finished += 1
     return finished
+
+
+def many_requests(reader: Reader, count: int, seed: int = 0, **fields: Any) -> dict[int, str]:
+    """Run requests of every schema, some without one, with n and streams; returns their schemas."""
+    rng = random.Random(seed)
+    schemas: dict[int, str] = {}
+    requests = []
+    for handle in range(count):
+        schema = rng.choice([*SCHEMAS, ""])
+        schemas[handle] = schema
+        requests.append(
+            request(
+                handle,
+                of_schema(schema) if schema else None,
+                rng.choice(PROMPTS) * rng.choice([1, 4]),
+                seed=seed * count + handle,
+                temperature=rng.choice([0.0, 0.7, 1.0]),
+                top_p=rng.choice([1.0, 0.9]),
+                presence_penalty=rng.choice([0.0, 0.5]),
+                n=rng.choice([1, 3]),
+                max_tokens=rng.choice([40, 90]) if schema else 10,
+                emit_interval=rng.choice([1, 16]),
+                **fields,
+            )
+        )
+    reader.run(*requests)
+    return schemas

@@ -22,6 +22,7 @@ from tests.engine.structured.constrained import (
     Reader,
     check_json,
     make,
+    many_requests,
     of_regex,
     of_schema,
     request,
@@ -29,33 +30,6 @@ from tests.engine.structured.constrained import (
 from tests.engine.traffic import FRONTEND
 
 SPECULATIONS = {"none": None, "ngram": NGRAM} | {f"eagle {k}": v for k, v in EAGLE.items()}
-
-
-def many_requests(reader: Reader, count: int, seed: int = 0, **fields: Any) -> dict[int, str]:
-    """Run requests of every schema, some without one, with n and streams; returns their schemas."""
-    rng = random.Random(seed)
-    schemas: dict[int, str] = {}
-    requests = []
-    for handle in range(count):
-        schema = rng.choice([*SCHEMAS, ""])
-        schemas[handle] = schema
-        requests.append(
-            request(
-                handle,
-                of_schema(schema) if schema else None,
-                rng.choice(PROMPTS) * rng.choice([1, 4]),
-                seed=seed * count + handle,
-                temperature=rng.choice([0.0, 0.7, 1.0]),
-                top_p=rng.choice([1.0, 0.9]),
-                presence_penalty=rng.choice([0.0, 0.5]),
-                n=rng.choice([1, 3]),
-                max_tokens=rng.choice([40, 90]) if schema else 10,
-                emit_interval=rng.choice([1, 16]),
-                **fields,
-            )
-        )
-    reader.run(*requests)
-    return schemas
 
 
 @pytest.mark.parametrize("num_blocks", [34, 400])  # 34: one context barely fits, so rows fall

@@ -20,10 +20,10 @@ from tests.engine.structured.constrained import (
     Reader,
     check_json,
     make,
+    many_requests,
     of_schema,
     request,
 )
-from tests.engine.structured.test_constrained import many_requests
 
 pytestmark = pytest.mark.gpu
 

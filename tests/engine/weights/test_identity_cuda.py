@@ -33,7 +33,7 @@ from tests.engine.models.formats.kinds import EVEN, KINDS
 from tests.engine.models.formats.packers import write_quantized, write_quantized_experts
 from tests.engine.models.rewriting import stored_tensors, write_other
 from tests.engine.models.serving import write_tiny
-from tests.engine.weights.test_handles_cuda import shared
+from tests.engine.weights.shared_tensors import shared
 
 pytestmark = pytest.mark.gpu
 

@@ -18,8 +18,7 @@ from sampling.device.compile_workers import Job, Workers, begin_workers, end_wor
 from sampling.device.compiling import compiling_together
 from sampling.device.triton_support import HAS_TRITON, INTERPRETED, triton
 from tests.no_gpu.compiler import NoGPU
-from tests.sampling.device import test_compiling
-from tests.sampling.device.test_compiling import _one_kernel
+from tests.sampling.device.one_kernel import one_kernel
 
 pytestmark = pytest.mark.skipif(
     not HAS_TRITON or INTERPRETED or torch.cuda.is_available(),
@@ -44,8 +43,8 @@ def test_the_process_that_asked_finds_what_workers_compiled(
     workers: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where Triton would know the function by another key here than there."""
-    _one_kernel.device_caches.clear()
-    monkeypatch.setattr(_one_kernel, "hash", "0" * 64)
+    one_kernel.device_caches.clear()
+    monkeypatch.setattr(one_kernel, "hash", "0" * 64)
     asked: list[Job] = []
     found: list[bool] = []
     compile_there = workers.compile
@@ -61,16 +60,16 @@ def test_the_process_that_asked_finds_what_workers_compiled(
     out = torch.zeros(16, dtype=torch.int32)
     with compiling_together():
         for count in (4, 2, 4):
-            _one_kernel[(1,)](out, count=count)
+            one_kernel[(1,)](out, count=count)
     assert sorted(job.constants[(1,)] for job in asked) == [2, 4]
     assert found == [True, True]
-    _one_kernel.device_caches.clear()
+    one_kernel.device_caches.clear()
 
 
 def test_a_job_that_fails_leaves_the_worker_to_the_next(workers: Workers) -> None:
     three_lanes = Job(  # no power of two
-        module=test_compiling.__name__,
-        name="_one_kernel",
+        module=one_kernel.__module__,
+        name="one_kernel",
         key="1" * 64,
         signature={"out_ptr": "*i32", "count": "constexpr"},
         constants={(1,): 3},

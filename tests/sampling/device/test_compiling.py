@@ -20,12 +20,13 @@ from sampling import sampler as sampler_module
 from sampling import warm_up
 from sampling.device import compiling as compiling_module
 from sampling.device.compiling import compiling, compiling_together, on_compilation
-from sampling.device.triton_support import jit, tl, triton
+from sampling.device.triton_support import triton
 from sampling.rows import EDITED, RANDOM, SamplingNeeds, SamplingRows
 from sampling.sampler import SamplerConfig
 from sampling.speculative import drafting, verification
 from tests.no_gpu.compiler import Compiler, NoGPU, compiled_only, needs_compiler
-from tests.sampling import test_sampler_kernels
+from tests.sampling import drawn_rows
+from tests.sampling.device.one_kernel import one_kernel
 from tests.sampling.kernel_cases import EDITS
 from tests.sampling.speculative import drafting_cases
 from tests.sampling.speculative.speculated_steps import random_step
@@ -35,11 +36,6 @@ VOCAB_SIZE = 151_936
 
 FILTERS = {"top_k": 600, "top_p": 0.9, "min_p": 0.01}
 REPORT = {"logprobs": 20, "logprob_token_ids": (1, 2), "logprobs_mode": "processed_logprobs"}
-
-
-@jit
-def _one_kernel(out_ptr, count: tl.constexpr):  # type: ignore[no-untyped-def]
-    tl.store(out_ptr + tl.arange(0, count), 1)
 
 
 @pytest.fixture
@@ -57,15 +53,15 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     """Names of kernels that were compiled in place of being launched."""
     for module in (sampler_module, drafting, verification):
         monkeypatch.setattr(module, "kernels_run_on", lambda device: True)
-    monkeypatch.setattr(test_sampler_kernels, "config_on", lambda device: SamplerConfig())
+    monkeypatch.setattr(drawn_rows, "config_on", lambda device: SamplerConfig())
     with compiled_only() as compiler:
         yield compiler
 
 
 def test_the_sampler(compiled: Compiler) -> None:
-    logits = torch.zeros((test_sampler_kernels.NUM_ROWS, VOCAB_SIZE), dtype=torch.bfloat16)
+    logits = torch.zeros((drawn_rows.NUM_ROWS, VOCAB_SIZE), dtype=torch.bfloat16)
     for wishes in ([{}, {"temperature": 0.0}], [FILTERS], [EDITS | FILTERS | REPORT]):
-        test_sampler_kernels.draw(logits, wishes, VOCAB_SIZE)
+        drawn_rows.draw(logits, wishes, VOCAB_SIZE)
     assert len(compiled.names) > 8
 
 
@@ -113,7 +109,7 @@ def test_anything_may_run_while_kernels_are_compiled(loaded: list[Any]) -> None:
     out = torch.zeros(16, dtype=torch.int32)
     with compiling() as compilation:
         for count in (8, 16, 8):
-            _one_kernel[(1,)](out, count=count)
+            one_kernel[(1,)](out, count=count)
     assert torch.empty is not torch.zeros
     assert "__getitem__" not in vars(triton.runtime.JITFunction), "launches are collected still"
     heard: list[str] = []
@@ -145,7 +141,7 @@ def test_one_thread_at_a_time_parses(loaded: list[Any], monkeypatch: pytest.Monk
     out = torch.zeros(256, dtype=torch.int32)
     with compiling_together():
         for count in (128, 256):
-            _one_kernel[(1,)](out, count=count)
+            one_kernel[(1,)](out, count=count)
     assert len(loaded) == 2
     assert not met.is_set()
 
@@ -154,7 +150,7 @@ def test_kernels_wait_until_all_are_collected_and_an_error_lets_them_go(loaded: 
     out = torch.zeros(64, dtype=torch.int32)
     kernels: list[Any] = []
     with pytest.raises(RuntimeError, match="no more"), compiling() as compilation:  # noqa: PT012
-        _one_kernel[(1,)](out, count=64)
+        one_kernel[(1,)](out, count=64)
         kernels += compilation._kernels
         time.sleep(0.05)
         assert not kernels[0].future.done()
@@ -200,7 +196,7 @@ def test_launchers_are_made_once_a_signature_and_not_loaded(
         for dtype in (torch.int32, torch.int64):
             out = torch.zeros(32, dtype=dtype)
             for count in (4, 32):
-                _one_kernel[(1,)](out, count=count)
+                one_kernel[(1,)](out, count=count)
     assert len(loaded) == 4
     assert len(made) == 2
     assert all(launch is None for _, launch in made)

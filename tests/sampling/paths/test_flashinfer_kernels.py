@@ -13,31 +13,17 @@ from torch import Tensor
 
 from sampling.batch import SamplingBatch
 from sampling.device.triton_support import INTERPRETED
-from sampling.params import SamplingParams
 from sampling.paths import triton_path
 from sampling.paths.flashinfer import FlashInfer, obstacle
-from sampling.rows import SamplingRows
 from sampling.sampler import Sampler, SamplerConfig
 from sampling.selftest.statistics import chi_square
 from tests.sampling.environment import config_on
-from tests.sampling.steps import batch_of_all
+from tests.sampling.steps import make_batch
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where a GPU is silent
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs Triton's interpreter")
 VOCAB_SIZE = 2500
 CPU = torch.device("cpu")
-
-
-def make_batch(
-    wishes: list[dict[str, Any]], device: torch.device, vocab_size: int = VOCAB_SIZE
-) -> tuple[SamplingBatch, SamplingRows]:
-    n = len(wishes)
-    history = torch.zeros(n, 8, dtype=torch.int32, device=device)
-    rows = SamplingRows(n, vocab_size, device, history=history)
-    for row, wish in enumerate(wishes):
-        rows.add(row, SamplingParams(**wish), seed=row, choice=0, prompt_len=1, num_tokens=4)
-    rows.flush()
-    return batch_of_all(rows, 4), rows
 
 
 @interpreted
@@ -64,7 +50,7 @@ def test_it_draws_the_eligible_rows_alone(monkeypatch: pytest.MonkeyPatch) -> No
     ]
     logits = torch.randn(len(wishes), VOCAB_SIZE, generator=torch.Generator().manual_seed(1))
     logits[4, 9] = torch.nan
-    batch, rows = make_batch(wishes, CPU)
+    batch, rows = make_batch(wishes, CPU, VOCAB_SIZE)
     native = triton_path.draw(logits, batch, rows)
     both = triton_path.draw(logits, batch, rows, FlashInfer(CPU))
     assert both.bad.tolist() == native.bad.tolist() == [False] * 4 + [True, False]

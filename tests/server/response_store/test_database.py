@@ -255,7 +255,9 @@ class TestSeveralFronts:
     def test_a_front_that_is_killed_leaves_a_whole_file(self, path: str) -> None:
         script = (
             "import sys\n"
-            "from tests.server.response_store.test_database import *\n"
+            "from server.config import ResponseStoreConfig\n"
+            "from server.response_store.database import ResponseDatabase\n"
+            "from tests.server.response_store.stored import new, put\n"
             "database = ResponseDatabase(ResponseStoreConfig(sys.argv[1]))\n"
             "database.begin(new('resp_running'))\n"
             "print('begun', flush=True)\n"

@@ -23,10 +23,8 @@ from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.lora.expand import output_blocks
 from engine.kernels.lora.groups import ActiveAdapters
 from engine.kernels.lora.stacks import Stacks
+from tests.engine.kernels.experts.quantized import fp8_experts, int4_experts, on
 from tests.engine.kernels.experts.reference import assert_is_sum, random_weights
-from tests.engine.kernels.experts.test_fp8 import some_experts as fp8_experts
-from tests.engine.kernels.experts.test_int4 import on
-from tests.engine.kernels.experts.test_int4 import some_experts as int4_experts
 from tests.engine.kernels.lora.cases import groups_of
 from tests.engine.kernels.where import DEVICES
 

@@ -20,6 +20,7 @@ from engine.kernels.experts.products import ExpertWeights, Fp8ExpertProduct
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.skinny import Norm
 from sampling.device.triton_support import INTERPRETED
+from tests.engine.kernels.experts.quantized import fp8_experts
 from tests.engine.kernels.experts.reference import joined
 from tests.engine.kernels.where import DEVICES
 
@@ -29,15 +30,6 @@ SPANS = pytest.mark.parametrize("by_spans", [False, True])
 NARROW = torch.float16 if INTERPRETED else torch.bfloat16  # to which the interpreter truncates
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, NARROW])
 EXACT, TENSOR_CORES = 2.0**-18, 2.0**-12
-
-
-def some_experts(
-    num_experts: int, channels: int, width: int, device: str, *, by_spans: bool
-) -> Fp8ExpertProduct:
-    shape = (num_experts, channels, -(-width // 128)) if by_spans else (num_experts, channels)
-    scales = (0.5 + torch.rand(shape, device=device)) / 100 * width**-0.5
-    values = torch.randn(num_experts, channels, width, device=device) * 100
-    return Fp8ExpertProduct(values.clamp(-448, 448).to(torch.float8_e4m3fn), scales)
 
 
 def wide(weights: Fp8ExpertProduct) -> torch.Tensor:
@@ -115,7 +107,7 @@ def test_gate_up_of_few(
     by_spans: bool,
 ) -> None:
     num_experts, top_k, hidden, inner = sizes
-    weights = some_experts(
+    weights = fp8_experts(
         num_experts, num_products(gate) * inner, hidden, device, by_spans=by_spans
     )
     bias = some_bias(num_experts, 2 * inner, device, gate)
@@ -140,7 +132,7 @@ def test_down_of_few(
     by_spans: bool,
 ) -> None:
     num_experts, top_k, hidden, inner = sizes
-    weights = some_experts(num_experts, hidden, inner, device, by_spans=by_spans)
+    weights = fp8_experts(num_experts, hidden, inner, device, by_spans=by_spans)
     x = torch.randn(num_tokens * top_k, inner, device=device).to(dtype)
     bias = torch.randn(num_experts, hidden, device=device) if num_tokens == 2 else None
     base = torch.randn(num_tokens, hidden, device=device).to(dtype) if num_tokens > 1 else None
@@ -196,7 +188,7 @@ def test_many(
     routing = some_routing(num_tokens, num_experts, top_k, device)
     groups = group_pairs(routing.ids, num_experts)
     order = groups.order.long()
-    weights = some_experts(
+    weights = fp8_experts(
         num_experts, num_products(gate) * inner, hidden, device, by_spans=by_spans
     )
     bias = some_bias(num_experts, 2 * inner, device, gate)
@@ -206,7 +198,7 @@ def test_many(
     inputs = rounded(x, by_spans=by_spans)[order // top_k]
     assert_is_joined(got, inputs, experts, weights, bias, gate, slack)
 
-    down = some_experts(num_experts, hidden, inner, device, by_spans=by_spans)
+    down = fp8_experts(num_experts, hidden, inner, device, by_spans=by_spans)
     down_bias = some_bias(num_experts, hidden, device, gate)
     by_place = torch.randn(num_tokens * top_k, inner, device=device).to(dtype)
     rows = down.rounded(by_place)
@@ -222,8 +214,8 @@ def test_many(
 def test_paths_agree(device: str, inputs: str) -> None:
     """An input near the middle of two float8 numbers may round either way, and moves its row."""
     by_spans = inputs == "by span"
-    gate_up = some_experts(7, 2 * 136, 208, device, by_spans=by_spans)
-    down = some_experts(7, 208, 136, device, by_spans=by_spans)
+    gate_up = fp8_experts(7, 2 * 136, 208, device, by_spans=by_spans)
+    down = fp8_experts(7, 208, 136, device, by_spans=by_spans)
     if inputs == "by scale":  # some inputs are beyond a scale's range
         gate_up, down = (
             each._replace(input_scales=(1 + torch.rand(7, device=device)) / 200)
@@ -258,7 +250,7 @@ def _on_cpu(routing: Routing, weights: ExpertWeights) -> tuple[Routing, ExpertWe
 @pytest.mark.parametrize("hidden", [72, 208])
 @SPANS
 def test_the_router_rounds_as_others_do(hidden: int, device: str, *, by_spans: bool) -> None:
-    experts = some_experts(5, 48, hidden, device, by_spans=by_spans)
+    experts = fp8_experts(5, 48, hidden, device, by_spans=by_spans)
     x, residual = torch.randn(2, 2, hidden, device=device)
     room = experts.empty_inputs(2)
     routed = route_few(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,8 +12,8 @@ from engine.kernels.experts.layer import experts_few, experts_torch, experts_tri
 from engine.kernels.experts.nibbles import INT4, MXFP4
 from engine.kernels.experts.products import DenseExpertProduct, ExpertWeights, Int4ExpertProduct
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
-from engine.kernels.quantized.int4 import pack
 from sampling.device.triton_support import INTERPRETED
+from tests.engine.kernels.experts.quantized import int4_experts, on
 from tests.engine.kernels.experts.reference import assert_is_sum
 from tests.engine.kernels.where import DEVICES
 
@@ -26,41 +25,7 @@ KINDS = [
     (INT4, 0, False, torch.bfloat16),
     (MXFP4, 32, False, torch.bfloat16),
 ]
-E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 NARROW = torch.float16 if INTERPRETED else torch.bfloat16  # to which the interpreter truncates
-
-
-def some_experts(
-    num_experts: int, channels: int, width: int, kind: tuple[str, int, bool, torch.dtype]
-) -> tuple[Int4ExpertProduct, torch.Tensor]:
-    """Random weights, and their values in float64 [experts, channels, width]."""
-    code, group, has_zeros, dtype = kind
-    group = group or width
-    rows, num_groups = num_experts * channels, width // group
-    q = torch.randint(0, 16, (rows, width), dtype=torch.uint8)
-    zeros = torch.randint(1, 16, (rows, num_groups), dtype=torch.uint8) if has_zeros else None
-    if code == MXFP4:
-        scales = 2.0 ** torch.randint(-6, -2, (rows, num_groups)).double() * width**-0.5
-        scales = 2.0 ** scales.log2().round()
-        values = torch.from_numpy(np.where(q > 7, -1, 1) * E2M1[q.numpy() & 7])
-    else:
-        scales = (0.1 + torch.rand(rows, num_groups)) / 4 * width**-0.5
-        middle = torch.full((rows, num_groups), 8.0) if zeros is None else zeros
-        values = q.double() - middle.double().repeat_interleave(group, 1)
-    scales = scales.to(dtype)
-    groups = pack(q, scales, zeros, group)
-    wide = values * scales.double().repeat_interleave(group, 1)
-    return Int4ExpertProduct(groups, num_experts, code), wide.view(num_experts, channels, width)
-
-
-def on(weights: Int4ExpertProduct, device: str) -> Int4ExpertProduct:
-    groups = weights.groups
-    moved = groups._replace(
-        words=groups.words.to(device),
-        scales=groups.scales.to(device),
-        zeros=None if groups.zeros is None else groups.zeros.to(device),
-    )
-    return weights._replace(groups=moved)
 
 
 class Case:
@@ -77,8 +42,8 @@ class Case:
         num_experts, top_k, hidden, inner = sizes
         gate = GPT_OSS if kind[0] == MXFP4 else RELU2 if kind[2] else SILU
         channels = num_products(gate) * inner
-        gate_up, wide_gate_up = some_experts(num_experts, channels, hidden, kind)
-        down, wide_down = some_experts(num_experts, hidden, inner, kind)
+        gate_up, wide_gate_up = int4_experts(num_experts, channels, hidden, kind)
+        down, wide_down = int4_experts(num_experts, hidden, inner, kind)
         first, second = (
             torch.randn(num_experts, width).to(device, dtype) if gate == GPT_OSS else None
             for width in (channels, hidden)

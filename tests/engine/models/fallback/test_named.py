@@ -10,7 +10,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from engine.models.fallback.model import FallbackModel
-from tests.engine.models.fallback.test_model import GPT_SIZES, MODELS
+from tests.engine.models.fallback.fallback_models import GPT_SIZES, MODELS
 from tests.engine.models.rewriting import (
     assert_holds,
     stored_tensors,

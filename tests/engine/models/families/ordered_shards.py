@@ -6,12 +6,12 @@ import torch
 import transformers as hf
 
 from tests.engine.models.families.quantized_shards import QUANTIZED
+from tests.engine.models.formats.int4_schemes import GPTQ, activation_order
 from tests.engine.models.formats.packers import (
     Tensors,
     gptq,
     round_weight,
 )
-from tests.engine.models.formats.test_int4_checkpoints import GPTQ, activation_order
 
 DESC_ACT = GPTQ | {"desc_act": True}
 

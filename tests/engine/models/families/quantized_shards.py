@@ -11,8 +11,8 @@ from tests.engine.models.families.shard_models import (
 )
 from tests.engine.models.formats.float8_scheme import BLOCKS
 from tests.engine.models.formats.general_checkpoints import by_awq
+from tests.engine.models.formats.int4_schemes import AWQ, GPTQ
 from tests.engine.models.formats.packers import Tensors, gptq, round_weight
-from tests.engine.models.formats.test_int4_checkpoints import AWQ, GPTQ
 
 QUANTIZED = {**WIDE, "hidden_size": 64, "intermediate_size": 128}
 

@@ -19,6 +19,7 @@ from tests.engine.models.families.ordered_shards import DESC_ACT, WITH_SHARED, o
 from tests.engine.models.families.quantized_shards import QUANTIZED
 from tests.engine.models.families.shard_models import CPU, logits_of, wanted_of, widened
 from tests.engine.models.formats.general_checkpoints import MODELS as FAMILIES
+from tests.engine.models.formats.int4_schemes import ORDERED, in_order
 from tests.engine.models.formats.packers import (
     Tensors,
     gptq,
@@ -27,8 +28,7 @@ from tests.engine.models.formats.packers import (
     write_quantized,
     write_quantized_experts,
 )
-from tests.engine.models.formats.test_int4_experts import ORDERED, in_order
-from tests.engine.startup.test_error_statement_ranks import stated
+from tests.engine.startup.stated import stated
 from tests.sampling.ranks import on_ranks
 
 WIDTH = 1024

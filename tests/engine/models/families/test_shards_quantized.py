@@ -39,10 +39,10 @@ from tests.engine.models.families.shard_models import (
 )
 from tests.engine.models.formats.general_checkpoints import MODELS as FAMILIES
 from tests.engine.models.formats.general_checkpoints import by_awq
+from tests.engine.models.formats.gpt_oss import MODEL as GPT_OSS
+from tests.engine.models.formats.gpt_oss import write_gpt_oss
+from tests.engine.models.formats.int4_schemes import AWQ
 from tests.engine.models.formats.packers import write_quantized
-from tests.engine.models.formats.test_int4_checkpoints import AWQ
-from tests.engine.models.formats.test_mxfp4 import MODEL as GPT_OSS
-from tests.engine.models.formats.test_mxfp4 import write_gpt_oss
 from tests.engine.models.serving import write_tiny
 from tests.sampling.ranks import on_ranks
 

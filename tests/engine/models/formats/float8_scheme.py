@@ -1,13 +1,19 @@
-"""What float8 checkpoints stand for, in numpy and float64: rounded weights and inputs."""
+"""What float8 checkpoints stand for, in numpy and float64, and a comparison with it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from transformers import FineGrainedFP8Config
 
+from engine.models.decoder import Decoder
 from tests.engine.models.formats.packers import Tensors
+from tests.engine.models.serving import expected, load, serve, some_ids
 
 FP8 = torch.float8_e4m3fn
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
@@ -60,3 +66,27 @@ def by_blocks(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
             part, wide[block] = rounded(weight[block], scales[i, j])
             values[block] = part.view(torch.uint8)
     return {"weight": values.view(FP8), "weight_scale_inv": scales}, wide
+
+
+def assert_same_as_scheme(
+    folder: Path, reference: Any, rounding: Callable[[str], Rounding]
+) -> None:
+    """Compare with transformers' model whose inputs are rounded as `rounding` has it by module."""
+    ids = some_ids()
+    unrounded = expected(reference, ids)
+    for name, module in reference.model.layers.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.forward = partial(product, module, rounding(name))  # type: ignore[method-assign]
+    wanted = expected(reference, ids)
+    model = load(folder)
+    assert isinstance(model, Decoder)
+    error, rounding_error = serve(model, ids) - wanted, wanted - unrounded
+    assert (error.abs().amax(-1) < 1e-4).double().mean() > 0.5
+    assert error.norm() < 0.2 * rounding_error.norm()
+    assert rounding_error.abs().amax(-1).min() > 1e-3, "inputs are rounded, at each position"
+
+
+class Quantizer:
+    """What transformers' conversions ask of the quantizer they belong to."""
+
+    quantization_config = FineGrainedFP8Config()

@@ -23,12 +23,12 @@ from transformers import (
 )
 
 from engine.models.decoder import Decoder
+from tests.engine.models.formats.gpt_oss import write_gpt_oss
 from tests.engine.models.formats.kinds import EVEN, KINDS
 from tests.engine.models.formats.packers import (
     write_quantized,
     write_quantized_experts,
 )
-from tests.engine.models.formats.test_mxfp4 import write_gpt_oss
 from tests.engine.models.serving import load, serve, some_ids
 
 pytestmark = pytest.mark.gpu

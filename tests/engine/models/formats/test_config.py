@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from engine.errors import ModelError
 from engine.models.formats.config import quantization
 from engine.models.formats.scheme import Quantization
+from tests.engine.models.formats.int4_schemes import AWQ, GPTQ
 from tests.engine.models.formats.packers import (
     Tensors,
     awq,
@@ -22,7 +23,6 @@ from tests.engine.models.formats.packers import (
     round_weight,
     write_quantized,
 )
-from tests.engine.models.formats.test_int4_checkpoints import AWQ, GPTQ
 from tests.engine.models.serving import load
 
 PATH = Path("model/config.json")

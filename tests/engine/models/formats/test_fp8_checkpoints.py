@@ -9,7 +9,6 @@ positions must agree within 1e-4, where a scale misread moves each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,40 +16,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import FineGrainedFP8Config
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
 
-from engine.models.decoder import Decoder
 from tests.engine.models.formats.float8_scheme import (
     BLOCKS,
-    Rounding,
+    Quantizer,
+    assert_same_as_scheme,
     by_blocks,
     by_span,
     by_tensor,
     by_token,
-    product,
     rounded,
 )
 from tests.engine.models.formats.packers import RAGGED, WIDE, Tensors, rewrite, write_quantized
-from tests.engine.models.serving import SIZES, expected, load, serve, some_ids
-
-
-def assert_same_as_scheme(
-    folder: Path, reference: Any, rounding: Callable[[str], Rounding]
-) -> None:
-    """Compare with transformers' model whose inputs are rounded as `rounding` has it by module."""
-    ids = some_ids()
-    unrounded = expected(reference, ids)
-    for name, module in reference.model.layers.named_modules():
-        if isinstance(module, torch.nn.Linear):
-            module.forward = partial(product, module, rounding(name))  # type: ignore[method-assign]
-    wanted = expected(reference, ids)
-    model = load(folder)
-    assert isinstance(model, Decoder)
-    error, rounding_error = serve(model, ids) - wanted, wanted - unrounded
-    assert (error.abs().amax(-1) < 1e-4).double().mean() > 0.5
-    assert error.norm() < 0.2 * rounding_error.norm()
-    assert rounding_error.abs().amax(-1).min() > 1e-3, "inputs are rounded, at each position"
+from tests.engine.models.serving import SIZES
 
 
 @pytest.mark.parametrize("method", ["compressed-tensors", "fbgemm_fp8"])
@@ -93,18 +72,12 @@ def test_by_tensor_with_scales_of_inputs(same_inputs: bool, tmp_path: Path) -> N
     assert_same_as_scheme(tmp_path, reference, lambda name: partial(by_tensor, input_scale(name)))
 
 
-class _Quantizer:
-    """What transformers' conversions ask of the quantizer they belong to."""
-
-    quantization_config = FineGrainedFP8Config()
-
-
 EVEN = {**SIZES, "hidden_size": 128, "intermediate_size": 256}
 
 
 def test_by_blocks_as_transformers_writes_them(tmp_path: Path) -> None:
     """Quantized and dequantized by transformers."""
-    quantize, dequantize = Fp8Quantize(_Quantizer()), Fp8Dequantize(_Quantizer())
+    quantize, dequantize = Fp8Quantize(Quantizer()), Fp8Dequantize(Quantizer())
 
     def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         stored = quantize.convert({"weight": weight})

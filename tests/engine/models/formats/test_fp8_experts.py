@@ -6,7 +6,6 @@ they are. As in `test_fp8_checkpoints` half of all positions must agree within 1
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,8 +19,16 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
 
 from engine.errors import ModelError
 from engine.models.decoder import Decoder
+from tests.engine.models.formats.expert_models import EXPERTS, MODELS, WIDE
+from tests.engine.models.formats.float8_experts import (
+    STATIC,
+    by_tensor,
+    input_scale,
+    with_input_scale,
+)
 from tests.engine.models.formats.float8_scheme import (
     BLOCKS,
+    Quantizer,
     Rounding,
     by_span,
     by_token,
@@ -35,34 +42,7 @@ from tests.engine.models.formats.packers import (
     rewrite,
     write_quantized_experts,
 )
-from tests.engine.models.formats.test_fp8_checkpoints import _Quantizer
-from tests.engine.models.serving import SIZES, expected, load, serve, some_ids, write_tiny
-
-WIDE: dict[str, Any] = {**SIZES, "hidden_size": 64, "num_key_value_heads": 2}
-EXPERTS: dict[str, Any] = {
-    "num_experts": 7,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 48,
-}
-MODELS = {
-    "mixtral": hf.MixtralConfig(**WIDE, num_local_experts=5, num_experts_per_tok=2),
-    "qwen2-moe": hf.Qwen2MoeConfig(**WIDE, **EXPERTS, shared_expert_intermediate_size=40),
-    "qwen3-moe": hf.Qwen3MoeConfig(**WIDE, **EXPERTS, head_dim=16, norm_topk_prob=True),
-    "olmoe": hf.OlmoeConfig(**WIDE, num_experts=6, num_experts_per_tok=3),
-    "deepseek-v2": hf.DeepseekV2Config(
-        **WIDE | {"num_key_value_heads": 4},
-        kv_lora_rank=32,
-        q_lora_rank=48,
-        qk_nope_head_dim=16,
-        qk_rope_head_dim=16,
-        v_head_dim=24,
-        n_routed_experts=6,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        routed_scaling_factor=1.5,
-        first_k_dense_replace=1,
-    ),
-}
+from tests.engine.models.serving import expected, load, serve, some_ids, write_tiny
 
 
 def experts_forward(
@@ -131,12 +111,6 @@ def by_channel(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
     return {"weight": values, "weight_scale": scale}, wide
 
 
-def by_tensor(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    scale = weight.abs().amax() / 448
-    values, wide = rounded(weight, scale)
-    return {"weight": values, "weight_scale": scale}, wide
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_rounded_at_load(name: str, tmp_path: Path) -> None:
     """Weights of tokens' products are rounded by channel, as a checkpoint by channel is."""
@@ -199,7 +173,7 @@ def test_by_tensor(tmp_path: Path) -> None:
 
 def test_by_blocks_as_qwen_publishes_them(tmp_path: Path) -> None:
     """Quantized and dequantized by transformers; routers are among the modules left out."""
-    quantize, dequantize = Fp8Quantize(_Quantizer()), Fp8Dequantize(_Quantizer())
+    quantize, dequantize = Fp8Quantize(Quantizer()), Fp8Dequantize(Quantizer())
 
     def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
         stored = quantize.convert({"weight": weight})
@@ -214,24 +188,6 @@ def test_by_blocks_as_qwen_publishes_them(tmp_path: Path) -> None:
     config = BLOCKS | {"modules_to_not_convert": left_out}
     reference = write_quantized_experts(tmp_path, model, config, module)
     assert_same_as_scheme(tmp_path, reference, by_span)
-
-
-STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
-
-
-def input_scale(name: str) -> float:
-    """A scale of inputs, another one for each product, by its name in a checkpoint or a model."""
-    found = re.search(r"(\d+)\.\w+\.experts\.(\d+)\.(\w+)$", name)
-    if found is None:
-        return 0.05
-    layer, expert, product = found.groups()
-    is_second = product in ("w2", "down_proj", "down")
-    return 0.01 * (2 + (int(expert) + int(layer)) % 5 + (3 if is_second else 0))
-
-
-def with_input_scale(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    stored, wide = by_tensor(name, weight)
-    return stored | {"input_scale": torch.tensor(input_scale(name))}, wide
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])

@@ -17,26 +17,26 @@ import transformers as hf
 from engine.models.decoder import Decoder
 from tests.engine.models.formats.float8_scheme import (
     BLOCKS,
+    assert_same_as_scheme,
     by_span,
     by_tensor,
     by_token,
     rounded,
 )
 from tests.engine.models.formats.general_checkpoints import HALF, MODELS, by_awq
+from tests.engine.models.formats.int4_schemes import (
+    AWQ,
+    GPTQ,
+    activation_order,
+    packed_by,
+    packed_scheme,
+)
 from tests.engine.models.formats.packers import (
     WIDE,
     Tensors,
     gptq,
     round_weight,
     write_quantized,
-)
-from tests.engine.models.formats.test_fp8_checkpoints import assert_same_as_scheme
-from tests.engine.models.formats.test_int4_checkpoints import (
-    AWQ,
-    GPTQ,
-    activation_order,
-    packed_by,
-    packed_scheme,
 )
 from tests.engine.models.serving import assert_same_logits, load
 

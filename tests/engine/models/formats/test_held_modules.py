@@ -21,8 +21,13 @@ from tests.engine.models.families.ordered_shards import DESC_ACT, WITH_SHARED, o
 from tests.engine.models.families.quantized_shards import QUANTIZED, SCHEMES
 from tests.engine.models.families.shard_models import CPU, widened
 from tests.engine.models.families.shard_models import MODELS as DIVIDED
-from tests.engine.models.formats import test_compressed_folders as compressed
+from tests.engine.models.formats import compressed
+from tests.engine.models.formats.expert_models import MODELS as EXPERTS
+from tests.engine.models.formats.float8_experts import STATIC, with_input_scale
 from tests.engine.models.formats.general_checkpoints import MODELS as FAMILIES
+from tests.engine.models.formats.gpt_oss import MODEL as GPT_OSS
+from tests.engine.models.formats.gpt_oss import write_gpt_oss
+from tests.engine.models.formats.int4_schemes import AWQ, GPTQ, ORDERED, in_order
 from tests.engine.models.formats.packers import (
     Tensors,
     gptq,
@@ -31,12 +36,6 @@ from tests.engine.models.formats.packers import (
     write_quantized,
     write_quantized_experts,
 )
-from tests.engine.models.formats.test_fp8_experts import MODELS as EXPERTS
-from tests.engine.models.formats.test_fp8_experts import STATIC, with_input_scale
-from tests.engine.models.formats.test_int4_checkpoints import AWQ, GPTQ
-from tests.engine.models.formats.test_int4_experts import ORDERED, in_order
-from tests.engine.models.formats.test_mxfp4 import MODEL as GPT_OSS
-from tests.engine.models.formats.test_mxfp4 import write_gpt_oss
 from tests.engine.models.rewriting import (
     assert_holds,
     stored_tensors,

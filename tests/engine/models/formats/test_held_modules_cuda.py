@@ -11,9 +11,9 @@ import torch
 import transformers as hf
 
 from engine.models.decoder import Decoder
+from tests.engine.models.formats.gpt_oss import write_gpt_oss
 from tests.engine.models.formats.kinds import EVEN, KINDS
 from tests.engine.models.formats.packers import write_quantized, write_quantized_experts
-from tests.engine.models.formats.test_mxfp4 import write_gpt_oss
 from tests.engine.models.rewriting import (
     assert_holds,
     stored_tensors,

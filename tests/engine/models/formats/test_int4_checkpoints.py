@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from engine.models.decoder import Decoder
+from tests.engine.models.formats.int4_schemes import (
+    AWQ,
+    GPTQ,
+    activation_order,
+    packed_by,
+    packed_scheme,
+)
 from tests.engine.models.formats.packers import (
     Quantized,
     Tensors,
@@ -21,14 +26,6 @@ from tests.engine.models.formats.packers import (
     write_quantized,
 )
 from tests.engine.models.serving import assert_same_logits, expected, load, serve, some_ids
-
-GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": False}
-AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
-
-
-def activation_order(key: str, num_inputs: int) -> np.ndarray:
-    """Inputs in the order of some activations, the same for the same key."""
-    return np.random.default_rng([*key.encode(), num_inputs]).permutation(num_inputs)
 
 
 @pytest.mark.parametrize("version", ["gptq", "gptq_v2"])
@@ -86,34 +83,6 @@ def test_modules_that_are_left_as_they_are(tmp_path: Path) -> None:
     config = AWQ | {"modules_to_not_convert": ["model.layers.1", "v_proj", "down_proj"]}
     reference = write_quantized(tmp_path, config, module)
     assert_same_logits(load(tmp_path), reference)
-
-
-def packed_scheme(group: int, symmetric: bool) -> Any:
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-
-    strategy = "channel" if group == -1 else "group"
-    args = {"num_bits": 4, "type": "int", "symmetric": symmetric, "strategy": strategy}
-    if group != -1:
-        args["group_size"] = group
-    return QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args))
-
-
-def packed_by(
-    scheme: Any, group: int, symmetric: bool
-) -> Callable[[str, torch.Tensor], tuple[Tensors, torch.Tensor]]:
-    """What rounds a weight to the scheme of `packed_scheme`: its tensors, and their values."""
-    from compressed_tensors.compressors import PackedQuantizationCompressor
-
-    def module(name: str, weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-        rounded = round_weight(weight, group, symmetric=symmetric)
-        given = {"weight": weight, "weight_scale": torch.from_numpy(rounded.scales).float()}
-        if not symmetric:
-            given["weight_zero_point"] = torch.from_numpy(rounded.zeros - 8).to(torch.int8)
-        stored = PackedQuantizationCompressor.compress(given, scheme)
-        values = PackedQuantizationCompressor.decompress(stored, scheme)["weight"]
-        return stored, values
-
-    return module
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

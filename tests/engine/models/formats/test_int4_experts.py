@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers as hf
 
 from engine.errors import ModelError
 from engine.models.decoder import Decoder
+from tests.engine.models.formats.expert_models import MODELS
+from tests.engine.models.formats.int4_schemes import (
+    AWQ,
+    GPTQ,
+    ORDERED,
+    in_order,
+    packed_by,
+    packed_scheme,
+)
 from tests.engine.models.formats.packers import (
-    WIDE,
     Quantized,
     Tensors,
     awq,
@@ -20,14 +27,6 @@ from tests.engine.models.formats.packers import (
     packed,
     round_weight,
     write_quantized_experts,
-)
-from tests.engine.models.formats.test_fp8_experts import MODELS
-from tests.engine.models.formats.test_int4_checkpoints import (
-    AWQ,
-    GPTQ,
-    activation_order,
-    packed_by,
-    packed_scheme,
 )
 from tests.engine.models.serving import assert_same_logits, expected, load, serve, some_ids
 
@@ -86,17 +85,6 @@ def test_zero_points_off_by_one_are_noticed(tmp_path: Path) -> None:
     reference = write_quantized_experts(tmp_path, MODELS["mixtral"], config, module)
     ids = some_ids()
     assert (serve(load(tmp_path), ids) - expected(reference, ids)).abs().max() > 1e-2
-
-
-ORDERED = hf.MixtralConfig(**WIDE, num_local_experts=5, num_experts_per_tok=2)
-"""Inputs of all products are whole groups."""
-
-
-def in_order(name: str, weight: torch.Tensor) -> Quantized:
-    """Rounded in the order of activations, which gate and up of an expert share."""
-    key = name if name.endswith("w2") else name.rsplit(".", 1)[0]
-    order = activation_order(key, weight.shape[1])
-    return round_weight(weight, 32, symmetric=False, order=order)
 
 
 @pytest.mark.parametrize("pack", [gptq, packed])

@@ -22,7 +22,7 @@ from engine.runner.graphs import piecewise_graphs
 from engine.runner.graphs.piecewise_graphs import PiecewiseGraphs
 from engine.runner.graphs.whole_graphs import MAX_TOKENS, WholeGraphs
 from sampling.device.triton_support import INTERPRETED
-from tests.engine.runner.graphs.test_piecewise_graphs import GEMMA4, HYBRIDS, Model, Rows, write
+from tests.engine.runner.graphs.replayed_models import GEMMA4, HYBRIDS, Model, Rows, write
 
 CUT: Cut = (2, Tiling(queries=64, keys=64, num_warps=4, num_stages=3))
 STEPS: list[Rows] = [[(0, 30)], [(17, 3), (0, 9), (2, 1)], [(0, 2)], [(0, 41), (50, 5)]]
