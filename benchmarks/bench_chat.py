@@ -29,7 +29,8 @@ from starlette.types import Message
 from demo import MODEL_FOLDER
 from engine.contracts.control import AnyCommand, ControlReply, EngineState
 from engine.contracts.info import EngineInfo
-from engine.request import Finish, Request, ScoringRequest, StepOutput
+from engine.messages.request import Request, ScoringRequest
+from engine.messages.step_output import Finish, StepOutput
 from engine.stats import EngineStats
 from engine.submission import Submission, deliver_output
 from server.app import create_app

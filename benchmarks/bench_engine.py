@@ -39,11 +39,11 @@ from engine.contracts.runner import RouteArrays, StartingRunner, StepHandle
 from engine.contracts.scoring import ScoringHandle, ScoringPlan
 from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.engine import Engine
+from engine.messages.request import Request
 from engine.models.decoder import Decoder
 from engine.models.families.table import decoder_spec
 from engine.models.formats.reader import WeightReader
 from engine.plan import StepPlan
-from engine.request import Request
 from engine.runner.graphs.piecewise_graphs import token_ladder
 from engine.startup.build import assemble
 from sampling.params import SamplingParams

@@ -26,9 +26,9 @@ from benchmarks.peer import batch_generate
 from demo import MODEL_FOLDER
 from engine.config import ModelConfig
 from engine.engine import Engine
+from engine.messages.request import Request
 from engine.models.loader import load_model
 from engine.process import SWITCH_S
-from engine.request import Request
 from sampling.params import SamplingParams
 from server.bench.workloads import Body, make_workload
 from server.generation.prepare import NON_STREAM_INTERVAL

@@ -31,8 +31,8 @@ from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfi
 from engine.contracts.model import CausalLM
 from engine.engine import Engine
 from engine.memory.states import bytes_per_slot
+from engine.messages.request import Request
 from engine.models.loader import load_model
-from engine.request import Request
 from engine.speculative_config import SpeculativeConfig
 from engine.startup.build import assemble
 from sampling.params import SamplingParams

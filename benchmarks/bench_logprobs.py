@@ -27,7 +27,7 @@ from benchmarks.shapes import QWEN3, SHAPES, write_shape
 from engine.arrays import Float32Array, Int32Array
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.request import PromptLogprobsParams, Request
+from engine.messages.request import PromptLogprobsParams, Request
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams
 

@@ -34,7 +34,7 @@ from engine.config import (
 )
 from engine.contracts.adapters import AdapterSource
 from engine.engine import Engine
-from engine.request import Request
+from engine.messages.request import Request
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams
 

@@ -29,7 +29,8 @@ from benchmarks.shapes import BIG, QWEN3, SHAPES, write_shape
 from demo import MODEL_FOLDER
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.request import Finish, ItemScores, Request, ScoringRequest
+from engine.messages.request import Request, ScoringRequest
+from engine.messages.step_output import Finish, ItemScores
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams
 from server.bench.workloads import Body, Lengths, make_workload

@@ -25,7 +25,7 @@ from benchmarks.shapes import SHAPES, write_shape
 from demo import MODEL_FOLDER
 from engine.arrays import Int32Array
 from engine.engine import Engine
-from engine.request import ScoringRequest
+from engine.messages.request import ScoringRequest
 
 PASSES, KERNELS = 4, 12
 Requests = Callable[[np.random.Generator], list[ScoringRequest]]

@@ -29,8 +29,8 @@ from engine.arrays import Int32Array, Int64Array
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.contracts.model import CausalLM
 from engine.engine import Engine
+from engine.messages.request import Request
 from engine.models.loader import load_model
-from engine.request import Request
 from engine.speculative_config import SpeculativeConfig
 from engine.startup.build import assemble
 from sampling.params import SamplingParams

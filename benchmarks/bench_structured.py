@@ -39,8 +39,8 @@ from engine.config import (
 )
 from engine.contracts.model import CausalLM
 from engine.engine import Engine
+from engine.messages.request import Grammar, Request
 from engine.models.loader import load_model
-from engine.request import Grammar, Request
 from engine.startup.build import assemble
 from engine.structured.tokenizer import TokenizerReader
 from sampling.params import SamplingParams

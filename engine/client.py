@@ -16,14 +16,14 @@ import zmq
 import zmq.asyncio
 
 from engine.awake import LATE_S, AwakeClock
-from engine.codec import decode_output, encode
 from engine.config import EngineConfig
 from engine.contracts.control import AnyCommand, ControlReply, ControlRequest, EngineState
 from engine.contracts.info import EngineInfo
 from engine.errors import ControlError
+from engine.messages.codec import decode_output, encode
+from engine.messages.request import FrontendMessage, Request, ScoringRequest
 from engine.parent import EngineProcess
 from engine.progress import Listener
-from engine.request import FrontendMessage, Request, ScoringRequest
 from engine.stats import EngineStats
 from engine.submission import EngineDeadError, Entry, Submission, deliver_output
 

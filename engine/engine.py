@@ -15,6 +15,8 @@ from engine.contracts.info import EngineInfo
 from engine.contracts.runner import Runner
 from engine.contracts.weights import AnyWeightCommand, WeightReply
 from engine.memory.blocks import BlockPool
+from engine.messages.request import Request, ScoringRequest
+from engine.messages.step_output import Finish, StepOutput
 from engine.plan import StepPlan
 from engine.planning.arrivals import Arrivals
 from engine.planning.drafting import NO_DRAFTS, DraftCounts, DraftRules
@@ -29,7 +31,6 @@ from engine.planning.settle import Settled
 from engine.planning.step_counts import StepCounts
 from engine.planning.timings import Timings
 from engine.planning.unfinished import UnfinishedChoices
-from engine.request import Finish, Request, ScoringRequest, StepOutput
 from engine.rows import Choice, RowTable
 from engine.scoring.queue import ScoringQueue
 from engine.stats import DraftStats, EngineStats

@@ -15,12 +15,12 @@ import numpy as np
 import zmq
 
 from engine.awake import LATE_S, AwakeClock
-from engine.codec import decode_message, encode
 from engine.config import EngineConfig
 from engine.contracts.control import ControlReply
 from engine.control.command_queue import CommandQueue
+from engine.messages.codec import decode_message, encode
+from engine.messages.step_output import StepOutput
 from engine.planning.outputs import empty_output
-from engine.request import StepOutput
 
 if TYPE_CHECKING:
     from engine.engine import (

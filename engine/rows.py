@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from engine.arrays import Int32Array, Int64Array, LogprobArrays
 from engine.contracts.adapters import NO_SLOT, AdapterVersion
-from engine.request import Request
+from engine.messages.request import Request
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from engine.arrays import Float64Array, Int32Array, Int64Array, LogprobArrays, UInt8Array
-from engine.request import ChoiceRoutes, Finish, ItemScores, PromptLogprobs, StepOutput
+from engine.messages.step_output import ChoiceRoutes, Finish, ItemScores, PromptLogprobs, StepOutput
 
 
 class EngineDeadError(Exception):

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from demo import MODEL_FOLDER
 from engine.client import EngineClient
 from engine.config import EngineConfig, ModelConfig
-from engine.request import Request
+from engine.messages.request import Request
 from sampling.params import SamplingParams
 
 

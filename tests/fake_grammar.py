@@ -7,7 +7,8 @@ import random
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.config import GrammarLimits
-from engine.request import Finish, Request
+from engine.messages.request import Request
+from engine.messages.step_output import Finish
 from engine.structured.limits import parser_limits
 from engine.structured.matcher import ChoiceMatcher
 from tests.fakes import EOS, Script, byte_backend

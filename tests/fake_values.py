@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from engine.arrays import Float32Array, LogprobArrays
-from engine.request import Finish, ItemScores, PromptLogprobs, Request, ScoringRequest
+from engine.messages.request import Request, ScoringRequest
+from engine.messages.step_output import Finish, ItemScores, PromptLogprobs
 
 VOCAB_SIZE = 264
 """Ids 259 to 263 are the model's alone, as a padded vocabulary has them."""

@@ -25,16 +25,9 @@ from engine.contracts.control import (
 from engine.contracts.info import EngineInfo
 from engine.contracts.weights import WeightReply
 from engine.errors import ControlError
+from engine.messages.request import Request, ScoringRequest
+from engine.messages.step_output import ChoiceRoutes, Finish, Origin, PromptLogprobs, StepOutput
 from engine.planning.timings import Timings
-from engine.request import (
-    ChoiceRoutes,
-    Finish,
-    Origin,
-    PromptLogprobs,
-    Request,
-    ScoringRequest,
-    StepOutput,
-)
 from engine.stats import EngineStats
 from engine.submission import EngineDeadError, Submission, deliver_output
 from server.text.token_bytes import _ALPHABET

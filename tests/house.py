@@ -17,9 +17,9 @@ CONTRACTS = {
         "vocab_shard",
     },
     "engine": {
-        *("arrays", "awake", "batch", "codec", "config", "errors", "logs", "plan"),
-        *("progress", "request", "rows", "speculative_config", "stats"),
-        *("submission", "contracts", "memory"),
+        *("arrays", "awake", "batch", "config", "errors", "logs", "plan"),
+        *("progress", "rows", "speculative_config", "stats"),
+        *("submission", "contracts", "memory", "messages"),
     },
     "server": {"config", "engine_metrics", "errors", "fronts", "metrics", "version"},
 }

@@ -12,7 +12,8 @@ from engine.arrays import Float32Array, LogprobArrays
 from engine.audit.drawn import spread
 from engine.config import EngineConfig
 from engine.errors import ConfigError
-from engine.request import Finish, PromptLogprobsParams, Request
+from engine.messages.request import PromptLogprobsParams, Request
+from engine.messages.step_output import Finish
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams
 

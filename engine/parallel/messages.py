@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 
 from engine.arrays import Int32Array, Int64Array
-from engine.codec import decode_array, encode_array
 from engine.config import EngineConfig
 from engine.contracts.adapters import AdapterLoad, AdapterSource
 from engine.contracts.control import MemoryPart
 from engine.contracts.scoring import ScoringPlan
 from engine.contracts.weights import AnyWeightCommand
+from engine.messages.codec import decode_array, encode_array
+from engine.messages.request import Request
 from engine.plan import (
     Admission,
     BlockGrant,
@@ -25,7 +26,6 @@ from engine.plan import (
     StepMasks,
     StepPlan,
 )
-from engine.request import Request
 from engine.rows import BoolArray, Choice
 
 

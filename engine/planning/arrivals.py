@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from engine.messages.request import Request
 from engine.planning.seeds import Seeds
-from engine.request import Request
 from engine.rows import Choice
 
 

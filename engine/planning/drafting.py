@@ -15,9 +15,9 @@ import numpy as np
 
 from engine.arrays import Int64Array
 from engine.contracts.runner import StepCosts
+from engine.messages.request import Request
 from engine.planning.draft_choice import DraftChoice
 from engine.planning.settle import Settled
-from engine.request import Request
 from engine.rows import Choice, RowTable
 from engine.speculative_config import SpeculativeConfig
 

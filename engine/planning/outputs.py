@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from engine.arrays import Float64Array, Int32Array, Int64Array, LogprobArrays, UInt8Array
 from engine.contracts.control import FIRST_VERSION
+from engine.messages.step_output import ChoiceRoutes, Finish, ItemScores, PromptLogprobs, StepOutput
 from engine.planning.settle import Settled
-from engine.request import ChoiceRoutes, Finish, ItemScores, PromptLogprobs, StepOutput
 from engine.rows import Choice
 from engine.stats import EngineStats
 

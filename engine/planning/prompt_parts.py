@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from engine.arrays import LogprobArrays
 from engine.contracts.runner import StepResult
+from engine.messages.step_output import PromptLogprobs
 from engine.plan import StepPlan
-from engine.request import PromptLogprobs
 from engine.rows import Choice, RowTable
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.arrays import Int64Array
 from engine.contracts.runner import Runner
-from engine.request import ChoiceRoutes
+from engine.messages.step_output import ChoiceRoutes
 from engine.rows import RowTable
 
 Report = Callable[[bytes, ChoiceRoutes], None]

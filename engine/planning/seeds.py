@@ -7,7 +7,7 @@ import secrets
 
 import msgspec
 
-from engine.request import Request
+from engine.messages.request import Request
 
 
 class Seeds:

@@ -8,8 +8,8 @@ import numpy as np
 
 from engine.arrays import Int32Array, Int64Array, UInt8Array
 from engine.contracts.runner import StepResult
+from engine.messages.step_output import Finish, Origin
 from engine.plan import StepPlan
-from engine.request import Finish, Origin
 from engine.rows import BoolArray, RowTable
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from engine.messages.step_output import Finish
 from engine.plan import StepPlan
 from engine.planning.settle import Settled
-from engine.request import Finish
 
 
 class StepCounts:

@@ -10,8 +10,8 @@ import numpy as np
 from engine.arrays import LogprobArrays
 from engine.contracts.runner import RunnerLostError, StepResult
 from engine.contracts.scoring import ScoringResult
+from engine.messages.step_output import Finish
 from engine.plan import StepMasks, StepPlan
-from engine.request import Finish
 from engine.runner.host_copy import Arrays, HostCopy
 from engine.runner.host_stream import is_device_lost
 from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS

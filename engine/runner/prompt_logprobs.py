@@ -7,8 +7,8 @@ import torch
 
 from engine.arrays import Int32Array
 from engine.batch import RequestRows
+from engine.messages.request import PromptLogprobsParams
 from engine.plan import PromptSpan, StepPlan
-from engine.request import PromptLogprobsParams
 from engine.runner.adapters import HeadLogits
 from engine.runner.logit_chunks import logit_chunks
 from sampling.batch import LogprobsOutput

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.arrays import Int32Array, Int64Array
-from engine.request import ScoringRequest
+from engine.messages.request import ScoringRequest
 
 
 class RowLayout(NamedTuple):

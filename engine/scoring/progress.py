@@ -10,7 +10,8 @@ from engine.arrays import Float32Array, Float64Array, Int32Array, Int64Array
 from engine.contracts.adapters import NO_SLOT, AdapterVersion
 from engine.memory.blocks import NULL_BLOCK, block_hashes, versioned_salt
 from engine.memory.snapshots import NO_SNAPSHOT
-from engine.request import Finish, ItemScores, ScoringRequest
+from engine.messages.request import ScoringRequest
+from engine.messages.step_output import Finish, ItemScores
 from engine.scoring.layout import RowLayout, layout_of
 from engine.scoring.packing import Rows, no_snapshots
 from engine.scoring.states import ScoringStates

@@ -18,7 +18,8 @@ from engine.contracts.runner import StepFailedError, result_of
 from engine.contracts.scoring import ScoringRunner
 from engine.memory.blocks import BlockPool
 from engine.memory.snapshots import SnapshotPool
-from engine.request import Finish, ItemScores, ScoringRequest
+from engine.messages.request import ScoringRequest
+from engine.messages.step_output import Finish, ItemScores
 from engine.scoring.holdings import ScoringHoldings
 from engine.scoring.line import ScoringLine
 from engine.scoring.packing import make_plan

@@ -21,8 +21,8 @@ from engine.config import ConfigError
 from engine.contracts.scoring import ScoringPlan
 from engine.kernels.skinny import NUM_ROWS
 from engine.memory.pages import KVCache
+from engine.messages.request import Grammar, PromptLogprobsParams, Request
 from engine.plan import StepMasks, StepPlan
-from engine.request import Grammar, PromptLogprobsParams, Request
 from engine.rows import Choice
 from engine.runner.model_runner import ModelRunner
 from engine.scoring.packing import Rows, make_plan, no_snapshots

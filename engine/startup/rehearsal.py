@@ -12,14 +12,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from engine.codec import decode_message, encode
 from engine.config import EngineConfig
 from engine.contracts.info import EngineInfo
 from engine.contracts.runner import StartingRunner
 from engine.engine import Engine
+from engine.messages.codec import decode_message, encode
+from engine.messages.request import FrontendMessage, Request
 from engine.planning.drafting import DraftRules
 from engine.progress import phase
-from engine.request import FrontendMessage, Request
 from sampling.params import SamplingParams
 
 PROMPT_LENS = (16, 128, 48, 96, 200)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from engine.request import Grammar
+from engine.messages.request import Grammar
 from engine.structured.markers import Marker
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine.request import ThinkingBudget
+from engine.messages.request import ThinkingBudget
 from engine.structured.markers import Marker
 
 

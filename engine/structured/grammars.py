@@ -15,9 +15,9 @@ from engine.arrays import Int32Array, Int64Array
 from engine.config import StructuredConfig
 from engine.contracts.runner import StepResult
 from engine.errors import kind_and_line
+from engine.messages.step_output import Finish
 from engine.plan import StepMasks, StepPlan
 from engine.planning.settle import Settled
-from engine.request import Finish
 from engine.rows import Choice, RowTable
 from engine.stats import GrammarStats
 from engine.structured.awaited import AwaitedGrammars

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from llguidance import LLMatcher
 
-from engine.request import Grammar, ThinkingBudget
+from engine.messages.request import Grammar, ThinkingBudget
 from engine.structured.beginning import Beginning, Phase
 from engine.structured.budget import BudgetCount
 

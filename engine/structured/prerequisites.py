@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from engine.adapters.registry import AdapterRegistry
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from engine.rows import Choice
 from engine.structured.grammars import Grammars
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from engine.request import ThinkingBudget
+from engine.messages.request import ThinkingBudget
 from server.conversation.call_arguments import ArgumentsWriter
 from server.conversation.forced_calls import ReplyOfCalls
 from server.conversation.parsing.format import ToolFormat

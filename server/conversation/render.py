@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 import orjson
 
-from engine.request import PromptLogprobs
+from engine.messages.step_output import PromptLogprobs
 from server.conversation.logprobs import CONTENT, MARKUP, NO_CUTS, ChatLogprobWriter
 from server.conversation.parsing.format import Part
 from server.conversation.parsing.message import message_of

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from engine.request import Finish, ItemScores, ScoringRequest
+from engine.messages.request import ScoringRequest
+from engine.messages.step_output import Finish, ItemScores
 from engine.submission import EngineDeadError
 from server.context import Context
 from server.http.failures import failed_request, lost_engine

@@ -23,8 +23,9 @@ from engine.contracts.control import (
     UnloadAdapter,
 )
 from engine.errors import ControlError, kind_and_line
+from engine.messages.request import Request, ScoringRequest
+from engine.messages.step_output import Finish, StepOutput
 from engine.planning.seeds import Seeds
-from engine.request import Finish, Request, ScoringRequest, StepOutput
 from engine.stats import EngineStats
 from engine.submission import Submission, deliver_output
 from server.engine_metrics import NO_STATS

@@ -8,17 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.codec import decode_array, encode_array
 from engine.contracts.adapters import AdapterSource, NamedAdapter
 from engine.contracts.info import EngineInfo
-from engine.request import (
-    ChoiceRoutes,
-    ItemScores,
-    PromptLogprobs,
-    Request,
-    ScoringRequest,
-    StepOutput,
-)
+from engine.messages.codec import decode_array, encode_array
+from engine.messages.request import Request, ScoringRequest
+from engine.messages.step_output import ChoiceRoutes, ItemScores, PromptLogprobs, StepOutput
 from engine.stats import EngineStats
 from engine.submission import Entry
 

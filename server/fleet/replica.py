@@ -8,7 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 import msgspec
 
 from engine.client import EngineHandle
-from engine.request import Finish, Request
+from engine.messages.request import Request
+from engine.messages.step_output import Finish
 from engine.submission import EngineDeadError, Submission
 from server.fleet.adapters import HeldAdapters
 from server.fleet.messages import (

@@ -15,7 +15,7 @@ import msgspec
 
 from engine.arrays import Int64Array, LogprobArrays
 from engine.contracts.control import FIRST_VERSION
-from engine.request import Finish, Origin, PromptLogprobs
+from engine.messages.step_output import Finish, Origin, PromptLogprobs
 from engine.submission import Entry
 from server.generation.form import ReplyForm
 from server.generation.logprob_queue import LogprobQueue

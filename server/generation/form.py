@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from engine.arrays import Int32Array
-from engine.request import PromptLogprobsParams, RoutesParams
+from engine.messages.request import PromptLogprobsParams, RoutesParams
 from server.schema.fields import PackedDtype
 from server.text.stop import StopStrings
 

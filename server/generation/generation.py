@@ -6,7 +6,8 @@ import asyncio
 import logging
 from typing import Protocol
 
-from engine.request import Finish, Request
+from engine.messages.request import Request
+from engine.messages.step_output import Finish
 from engine.submission import EngineDeadError, Entry, Submission
 from server.errors import ApiError
 from server.generation.choice import ReplyChoice

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from engine.contracts.info import EngineInfo
-from engine.request import ThinkingBudget
+from engine.messages.request import ThinkingBudget
 from sampling.params import SamplingParams
 from server.errors import ApiError, bad_request
 from server.generation.served import ServedModel

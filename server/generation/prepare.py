@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from engine.request import Grammar
+from engine.messages.request import Grammar
 from server.generation.masks import checked_grammar
 from server.generation.prompts import Prompt, prepare_prompts
 from server.generation.served import ServedModel

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.arrays import Int32Array
-from engine.request import PromptLogprobs
+from engine.messages.step_output import PromptLogprobs
 from server.generation.form import ReplyForm
 from server.generation.logprobs import (
     Columns,

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import orjson
 
-from engine.request import Origin, PromptLogprobs
+from engine.messages.step_output import Origin, PromptLogprobs
 from server.generation.choice import Piece, ReplyChoice
 from server.generation.logprobs import (
     Columns,

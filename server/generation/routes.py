@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from engine.arrays import Float32Array, RouteIds
-from engine.request import ChoiceRoutes, RoutesParams
+from engine.messages.request import RoutesParams
+from engine.messages.step_output import ChoiceRoutes
 from server.errors import bad_request
 from server.generation.served import ServedModel
 

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from engine.contracts.info import EngineInfo
-from engine.request import PromptLogprobsParams
+from engine.messages.request import PromptLogprobsParams
 from sampling.params import ParameterError, SamplingParams
 from server.config import SamplingDefaults
 from server.errors import ClientNames, bad_request

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from engine.submission import EngineDeadError
 from server.errors import ApiError, aborted, engine_dead, replica_lost, shutting_down
 from server.http.admission import ShutdownError

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.arrays import Float32Array, Int32Array
-from engine.request import ScoringRequest
+from engine.messages.request import ScoringRequest
 from server.config import DenseLayer, Pooling, PoolingMode
 from server.scoring.labels import Float64Array
 from server.text.shared_prefix import common_prefix

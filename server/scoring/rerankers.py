@@ -14,7 +14,7 @@ import numpy as np
 from jinja2 import Template, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from engine.request import ItemScores
+from engine.messages.step_output import ItemScores
 from server.errors import bad_request
 from server.schema.ids import IdLists
 from server.scoring.label_texts import tree_of

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.arrays import Float32Array, Int32Array, Int64Array
-from engine.request import Branches, ItemScores, ScoringRequest
+from engine.messages.request import Branches, ScoringRequest
+from engine.messages.step_output import ItemScores
 from server.schema.ids import IdLists
 from server.scoring.labels import Float64Array, LabelTree
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 import orjson
 
-from engine.request import ThinkingBudget
+from engine.messages.request import ThinkingBudget
 from server.errors import bad_request
 
 GrammarKind = Literal["json", "regex", "choice", "grammar", "structural_tag"]
@@ -66,7 +66,7 @@ class Constraints(msgspec.Struct, frozen=True):
 
     Attributes:
         ignored: where keywords of the tools' schemas were that were dropped.
-        after, unless_opened: see `engine.request.Grammar`.
+        after, unless_opened: see `engine.messages.request.Grammar`.
         budget: of thoughts.
     """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.request import Request
+from engine.messages.request import Request
 from engine.rows import Choice
 from sampling.params import SamplingParams
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.request import Origin
+from engine.messages.step_output import Origin
 
 ACCEPTED, BONUS = Origin.ACCEPTED, Origin.BONUS
 

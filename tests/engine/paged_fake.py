@@ -30,9 +30,9 @@ from engine.contracts.weights import (
 )
 from engine.engine import Engine
 from engine.errors import ControlError
+from engine.messages.step_output import Finish, Origin
 from engine.plan import PromptSpan, StepMasks, StepPlan
 from engine.planning.drafting import NO_DRAFTS, DraftRules
-from engine.request import Finish, Origin
 from engine.structured.grammars import Grammars
 
 VOCAB = 50

@@ -21,11 +21,12 @@ import zmq.asyncio
 from engine import client as client_module
 from engine import parent as module
 from engine.client import MAX_HELD, EngineClient
-from engine.codec import decode_message, encode
 from engine.config import ConfigError, EngineConfig, ModelConfig
 from engine.contracts.status import Beat, Failed, Progress, Ready, StatusLine
+from engine.messages.codec import decode_message, encode
+from engine.messages.request import FrontendMessage, Request, ScoringRequest
+from engine.messages.step_output import Finish, StepOutput
 from engine.parent import EngineProcess
-from engine.request import Finish, FrontendMessage, Request, ScoringRequest, StepOutput
 from engine.submission import EngineDeadError
 from sampling.params import SamplingParams
 from tests.engine.some_info import INFO

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from engine.contracts.runner import RunnerLostError, StepHandle
+from engine.messages.request import PromptLogprobsParams
+from engine.messages.step_output import Finish
 from engine.plan import StepPlan
-from engine.request import Finish, PromptLogprobsParams
 from sampling.params import SamplingParams
 from tests.engine.paged_fake import VOCAB, context_hash, make_engine, reference
 from tests.engine.traffic import FRONTEND, Inbox, prompts, request, run, run_with_aborts, step

@@ -22,8 +22,9 @@ from engine import parent as parent_module
 from engine.client import EngineClient, EngineDeadError
 from engine.config import CacheConfig, Device, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
+from engine.messages.request import Request
+from engine.messages.step_output import Finish
 from engine.process import EXIT_FATAL, EXIT_HUNG
-from engine.request import Finish, Request
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams
 from tests.engine.faulty import FAULT

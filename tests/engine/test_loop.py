@@ -17,18 +17,12 @@ from msgspec import structs
 from engine import awake as awake_module
 from engine import loop as loop_module
 from engine.awake import AwakeClock
-from engine.codec import decode_output, encode
 from engine.config import EngineConfig, ModelConfig
 from engine.loop import FRESH_S, SILENCE_S, STATS_S, EngineLoop, Frontends
+from engine.messages.codec import decode_output, encode
+from engine.messages.request import FrontendMessage, Request, ScoringRequest
+from engine.messages.step_output import Finish, ItemScores, StepOutput
 from engine.planning.outputs import empty_output
-from engine.request import (
-    Finish,
-    FrontendMessage,
-    ItemScores,
-    Request,
-    ScoringRequest,
-    StepOutput,
-)
 from engine.stats import EngineStats
 from sampling.params import SamplingParams
 from tests.engine.some_stats import STATS

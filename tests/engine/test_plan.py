@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from engine.contracts.runner import RunnerLostError, StepFailedError, result_of
+from engine.messages.request import PromptLogprobsParams, Request
 from engine.plan import PromptSpan, StepPlan, prompt_spans
-from engine.request import PromptLogprobsParams, Request
 from engine.rows import Choice
 from sampling.params import SamplingParams
 

@@ -26,7 +26,8 @@ from engine.client import EngineClient, EngineDeadError, Submission
 from engine.config import AdaptersConfig, CacheConfig, ConfigError, EngineConfig, ModelConfig
 from engine.contracts.adapters import AdapterSource
 from engine.contracts.control import LoadAdapter, UnloadAdapter
-from engine.request import Finish, Request, ScoringRequest
+from engine.messages.request import Request, ScoringRequest
+from engine.messages.step_output import Finish
 from sampling.params import SamplingParams
 from tests.engine.adapters.peft import write_adapter
 

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from engine.request import Finish, ItemScores, PromptLogprobs, StepOutput
+from engine.messages.step_output import Finish, ItemScores, PromptLogprobs, StepOutput
 from engine.submission import EngineDeadError, Entry, Submission, deliver_output, entries_of
 from tests.engine.logprob_cases import logprob_arrays
 from tests.engine.some_stats import STATS

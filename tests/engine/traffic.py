@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from engine.engine import Engine
-from engine.request import ChoiceRoutes, Finish, Origin, PromptLogprobs, Request, StepOutput
+from engine.messages.request import Request
+from engine.messages.step_output import ChoiceRoutes, Finish, Origin, PromptLogprobs, StepOutput
 from sampling.params import SamplingParams
 from tests.engine.paged_fake import VOCAB
 

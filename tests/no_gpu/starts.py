@@ -31,9 +31,9 @@ from engine.config import (
 )
 from engine.contracts.runner import StartingRunner
 from engine.engine import Engine
+from engine.messages.request import ScoringRequest
 from engine.models.loader import load_model
 from engine.parallel.lead import LeadRunner
-from engine.request import ScoringRequest
 from engine.runner.model_runner import ModelRunner
 from engine.speculative_config import SpeculativeConfig
 from engine.startup.build import assemble, build_engine

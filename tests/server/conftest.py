@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from engine.contracts.control import RunWeights
 from engine.contracts.weights import AnyWeightCommand
-from engine.request import Request
+from engine.messages.request import Request
 from server.app import create_app
 from server.config import ServerConfig
 from server.context import Context

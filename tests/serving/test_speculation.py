@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from demo import EAGLE_FOLDER
-from engine.request import Origin
+from engine.messages.step_output import Origin
 from tests.collector import Collector, attributes, collecting
 from tests.engine.origins import draft_counts
 from tests.serving.process import Server, refused, serve

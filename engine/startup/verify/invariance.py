@@ -22,7 +22,7 @@ from engine.config import EngineConfig
 from engine.contracts.info import EngineInfo
 from engine.contracts.model import CausalLM
 from engine.engine import Engine
-from engine.request import PromptLogprobsParams, Request, ScoringRequest
+from engine.messages.request import PromptLogprobsParams, Request, ScoringRequest
 from engine.speculative_config import SpeculativeConfig
 from engine.startup.parts import BuildParts, EngineParts
 from engine.startup.verify.differences import PositionValues, ServedBits, first_differing, result_of

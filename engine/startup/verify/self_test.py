@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from engine.config import ConfigError, EngineConfig
+from engine.messages.request import Request
 from engine.parallel.messages import RankTest
 from engine.progress import Ticker
-from engine.request import Request
 from engine.startup.build import build_engine, invariant_parts
 from engine.startup.device import resolve_device
 from engine.startup.ranks import Ranks, check_asked, of_ranks, set_threads, start_ranks

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.arrays import Float32Array, Int32Array, Int64Array
-from engine.request import ItemScores
+from engine.messages.step_output import ItemScores
 from server.endpoints.decisions.spec import DecisionPrompts, Read
 from server.scoring.labels import Float64Array
 

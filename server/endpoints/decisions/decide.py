@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from engine.request import ItemScores
+from engine.messages.step_output import ItemScores
 from server.context import Context
 from server.endpoints.decisions.answers import Answer, answers
 from server.endpoints.decisions.question import Question, Reading, State, emptied

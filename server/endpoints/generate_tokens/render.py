@@ -13,7 +13,7 @@ import numpy.typing as npt
 import orjson
 
 from engine.arrays import LogprobArrays
-from engine.request import PromptLogprobs
+from engine.messages.step_output import PromptLogprobs
 from server.endpoints.generate_tokens.schema import GenerateTokensRequest
 from server.errors import ApiError
 from server.generation.choice import Piece, ReplyChoice

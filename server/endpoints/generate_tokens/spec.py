@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.request import RoutesParams
+from engine.messages.request import RoutesParams
 from server.endpoints.generate_tokens.schema import GenerateTokensRequest, TokenSamplingParams
 from server.errors import bad_request
 from server.generation.routes import routes_params

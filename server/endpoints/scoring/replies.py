@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from engine.arrays import Float32Array
-from engine.request import ItemScores
+from engine.messages.step_output import ItemScores
 from server.endpoints.scoring.prepare import PreparedScoring
 from server.scoring.labels import Float64Array
 from server.text.json_fragments import MINUS_INFINITY

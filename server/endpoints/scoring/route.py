@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.request import ItemScores
+from engine.messages.step_output import ItemScores
 from server.context import context_of
 from server.endpoints.plain import PlainRoute
 from server.endpoints.ranking import rank

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 
 from engine.arrays import Float32Array, Int32Array, LogprobArrays
-from engine.request import PromptLogprobs
+from engine.messages.step_output import PromptLogprobs
 from server.endpoints.sglang_generate.schema import GenerateRequest
 from server.errors import ApiError
 from server.generation.choice import Piece, ReplyChoice

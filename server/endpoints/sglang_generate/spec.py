@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import msgspec
 import orjson
 
-from engine.request import PromptLogprobsParams, RoutesParams
+from engine.messages.request import PromptLogprobsParams, RoutesParams
 from sampling.params import SamplingParams
 from server.endpoints.sglang_generate.schema import GenerateParams, GenerateRequest
 from server.errors import ClientNames, bad_request

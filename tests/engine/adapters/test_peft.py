@@ -20,7 +20,7 @@ from engine.config import (
     ModelConfig,
     SchedulerConfig,
 )
-from engine.request import PromptLogprobsParams
+from engine.messages.request import PromptLogprobsParams
 from engine.speculative_config import SpeculativeConfig
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams

@@ -32,8 +32,9 @@ from engine.contracts.weights import (
 )
 from engine.control.command_queue import CommandQueue
 from engine.errors import ControlError
+from engine.messages.request import ScoringRequest
+from engine.messages.step_output import Finish
 from engine.planning.drafting import DraftRules
-from engine.request import Finish, ScoringRequest
 from sampling.params import SamplingParams
 from tests.engine.paged_fake import reference
 from tests.engine.scoring.scoring_fake import make_engine

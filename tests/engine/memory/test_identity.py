@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from engine.messages.request import PromptLogprobsParams
+from engine.messages.step_output import Finish, PromptLogprobs
 from engine.planning import row_snapshots
-from engine.request import Finish, PromptLogprobs, PromptLogprobsParams
 from tests.engine.memory.toy import VOCAB, reference
 from tests.engine.memory.toy_engine import (
     BLOCK_SIZE,

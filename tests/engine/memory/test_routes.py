@@ -14,7 +14,8 @@ from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfi
 from engine.engine import Engine
 from engine.errors import ModelError
 from engine.memory.routes import ExpertRoutes
-from engine.request import ChoiceRoutes, Finish, RoutesParams
+from engine.messages.request import RoutesParams
+from engine.messages.step_output import ChoiceRoutes, Finish
 from engine.speculative_config import SpeculativeConfig
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams

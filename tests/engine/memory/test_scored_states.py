@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from engine.memory.states import bytes_per_slot
-from engine.request import Finish, ItemScores, ScoringRequest
+from engine.messages.request import ScoringRequest
+from engine.messages.step_output import Finish, ItemScores
 from tests.engine.memory.toy import VOCAB, ToyModel, reference
 from tests.engine.memory.toy_engine import LOGPROB_ERROR, Serve, Server, texts, toy_server
 from tests.engine.scoring.scoring_fake import scoring, sequences, with_branches

@@ -19,8 +19,8 @@ from engine.memory.states import (
     snapshot_multiple,
     text_states,
 )
+from engine.messages.request import Request
 from engine.plan import Admission, SnapshotGrant, StepPlan
-from engine.request import Request
 from engine.rows import Choice
 from sampling.device.mirror import publish
 from sampling.params import SamplingParams

@@ -17,7 +17,8 @@ from engine.contracts.attention import AttentionSpec
 from engine.contracts.drafter import VerifiedStep
 from engine.contracts.named_weights import NamedWeights
 from engine.engine import Engine
-from engine.request import Finish, Request, StepOutput
+from engine.messages.request import Request
+from engine.messages.step_output import Finish, StepOutput
 from engine.speculative_config import SpeculativeConfig
 from engine.startup import build, built_runner
 from sampling.params import SamplingParams

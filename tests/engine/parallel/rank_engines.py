@@ -14,13 +14,8 @@ from demo import MODEL_FOLDER
 from engine.arrays import LogprobArrays
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.request import (
-    Finish,
-    ItemScores,
-    PromptLogprobsParams,
-    Request,
-    StepOutput,
-)
+from engine.messages.request import PromptLogprobsParams, Request
+from engine.messages.step_output import Finish, ItemScores, StepOutput
 from engine.submission import entries_of
 from sampling.params import SamplingParams
 from tests.engine.structured.constrained import STRUCTURED, TOKENIZER

@@ -9,9 +9,9 @@ import numpy as np
 
 from engine.contracts.scoring import PlanStates, ScoringPlan
 from engine.contracts.shared_blocks import Sharing
+from engine.messages.request import PromptLogprobsParams, Request
 from engine.parallel.messages import PlanReader, Score, decode, draw_of, encode, launch_of
 from engine.plan import BlockGrant, PromptSpan, StepMasks, StepPlan
-from engine.request import PromptLogprobsParams, Request
 from engine.rows import Choice
 from sampling.params import SamplingParams
 

@@ -22,13 +22,8 @@ from demo import EAGLE_FOLDER, MODEL_FOLDER
 from engine.arrays import LogprobArrays
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.contracts.runner import RunnerLostError
-from engine.request import (
-    Finish,
-    Grammar,
-    PromptLogprobsParams,
-    Request,
-    ScoringRequest,
-)
+from engine.messages.request import Grammar, PromptLogprobsParams, Request, ScoringRequest
+from engine.messages.step_output import Finish
 from engine.speculative_config import SpeculativeConfig
 from engine.startup.error_text import NAME
 from sampling.params import SamplingParams

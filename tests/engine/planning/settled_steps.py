@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.contracts.runner import StepResult
-from engine.request import Finish
+from engine.messages.step_output import Finish
 
 
 def result_of(token_ids: list[list[int]], failed: list[Finish] | None = None) -> StepResult:

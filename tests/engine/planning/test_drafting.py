@@ -11,11 +11,11 @@ import pytest
 from engine.arrays import Int32Array, UInt8Array
 from engine.contracts.runner import StepCosts, StepHandle
 from engine.memory.blocks import BlockPool
+from engine.messages.step_output import Finish, Origin
 from engine.plan import StepPlan
 from engine.planning.draft_choice import DraftChoice
 from engine.planning.drafting import DRAFTS_OFF_FROM, DraftRules, draft_rules
 from engine.planning.settle import Settled
-from engine.request import Finish, Origin
 from engine.rows import Choice, RowTable
 from engine.speculative_config import SpeculativeConfig
 from sampling.params import SamplingParams

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from engine.arrays import LogprobArrays
+from engine.messages.request import Request
+from engine.messages.step_output import Finish, Origin, StepOutput
 from engine.planning.outputs import DEPTH, OutputRing, concat_logprobs
 from engine.planning.settle import Settled
-from engine.request import Finish, Origin, Request, StepOutput
 from engine.rows import Choice
 from sampling.params import SamplingParams
 from tests.engine.logprob_cases import logprob_arrays

@@ -7,8 +7,8 @@ import numpy as np
 from engine.arrays import Int32Array
 from engine.config import CacheConfig
 from engine.memory.blocks import BlockPool, block_hashes
+from engine.messages.request import Request
 from engine.planning.prefixes import PrefixIndex
-from engine.request import Request
 from engine.rows import Choice, RowTable
 from sampling.params import SamplingParams
 

@@ -6,9 +6,10 @@ import numpy as np
 
 from engine.arrays import LogprobArrays
 from engine.contracts.runner import StepResult
+from engine.messages.request import PromptLogprobsParams, Request
+from engine.messages.step_output import PromptLogprobs
 from engine.plan import PromptSpan, StepPlan
 from engine.planning.prompt_parts import join_prompt_parts
-from engine.request import PromptLogprobs, PromptLogprobsParams, Request
 from engine.rows import Choice, RowTable
 from sampling.params import SamplingParams
 

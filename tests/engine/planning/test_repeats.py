@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.messages.step_output import Finish
 from engine.plan import StepPlan
 from engine.planning.settle import settle
-from engine.request import Finish
 from tests.engine.planning.scheduler_setup import SIZE, Setup
 from tests.engine.planning.settled_steps import result_of
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.request import ChoiceRoutes, Finish, RoutesParams
+from engine.messages.request import RoutesParams
+from engine.messages.step_output import ChoiceRoutes, Finish
 from sampling.params import SamplingParams
 from tests.engine.paged_fake import make_engine
 from tests.engine.traffic import FRONTEND, Inbox, request, run, step

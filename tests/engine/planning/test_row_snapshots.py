@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from engine.memory.snapshots import NO_SNAPSHOT, SnapshotPool
+from engine.messages.request import Request
 from engine.plan import SnapshotGrant
 from engine.planning import row_snapshots as module
 from engine.planning.drafting import NO_DRAFTS, DraftRules
 from engine.planning.row_snapshots import RowSnapshots
-from engine.request import Request
 from engine.rows import Choice, RowTable
 from sampling.params import SamplingParams
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from engine.messages.request import PromptLogprobsParams
 from engine.planning.drafting import DraftRules
 from engine.planning.pace import Pace
-from engine.request import PromptLogprobsParams
 from engine.rows import Choice
 from sampling.params import SamplingParams
 from tests.engine.paged_fake import make_engine, reference

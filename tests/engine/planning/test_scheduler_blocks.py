@@ -6,8 +6,8 @@ from typing import Literal
 
 import pytest
 
+from engine.messages.request import PromptLogprobsParams
 from engine.planning.drafting import DraftRules
-from engine.request import PromptLogprobsParams
 from engine.rows import Choice
 from sampling.params import SamplingParams
 from tests.engine.planning.scheduler_setup import Setup, counts

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from engine.messages.request import Request
 from engine.planning.seeds import Seeds
-from engine.request import Request
 from sampling.params import SamplingParams
 
 UNSEEDED = Request(

@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine.messages.request import Request
+from engine.messages.step_output import Finish, Origin
 from engine.plan import StepPlan
 from engine.planning.settle import Settled, settle
-from engine.request import Finish, Origin, Request
 from engine.rows import Choice, RowTable
 from sampling.params import SamplingParams
 from tests.engine.planning.settled_steps import result_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.messages.request import Request
 from engine.planning import timings as module
 from engine.planning.timings import PREEMPTIONS, SECONDS, STEP_TOKENS, TOKEN_SECONDS, Timings
-from engine.request import Request
 from engine.rows import Choice
 from engine.stats import HistogramStats
 from sampling.params import SamplingParams

@@ -13,7 +13,8 @@ import torch
 from engine.arrays import LogprobArrays
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.request import Finish, Request, StepOutput
+from engine.messages.request import Request
+from engine.messages.step_output import Finish, StepOutput
 from engine.speculative_config import RejectionSampleMethod, SpeculativeConfig
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from engine.engine import Engine
-from engine.request import Request
+from engine.messages.request import Request
 from engine.stats import DraftStats
 from sampling.params import SamplingParams
 from sampling.selftest.statistics import chi_square

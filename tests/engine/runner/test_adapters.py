@@ -25,8 +25,9 @@ from engine.config import (
 )
 from engine.engine import Engine
 from engine.errors import ConfigError, ControlError
+from engine.messages.request import PromptLogprobsParams, ScoringRequest
+from engine.messages.step_output import Finish, ItemScores
 from engine.planning import prefixes
-from engine.request import Finish, ItemScores, PromptLogprobsParams, ScoringRequest
 from engine.speculative_config import SpeculativeConfig
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams

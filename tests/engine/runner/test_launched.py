@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from engine.contracts.runner import RunnerLostError
+from engine.messages.step_output import Finish
 from engine.plan import StepMasks, StepPlan
-from engine.request import Finish
 from engine.runner.host_copy import HostCopy
 from engine.runner.launched import LaunchedScoring, LaunchedStep
 from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS

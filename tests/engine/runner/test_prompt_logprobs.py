@@ -10,7 +10,7 @@ import torch
 
 from engine.arrays import LogprobArrays
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from engine.request import PromptLogprobsParams, Request
+from engine.messages.request import PromptLogprobsParams, Request
 from engine.runner import logit_chunks
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams

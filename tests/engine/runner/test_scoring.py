@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.request import Branches, ItemScores, ScoringRequest
+from engine.messages.request import Branches, ScoringRequest
+from engine.messages.step_output import ItemScores
 from engine.runner import logit_chunks
 from engine.startup.build import build_engine
 from tests.engine.tiny_models import VOCAB, write_model

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from tests.engine.runner.drafting_engines import (
     EVERYTHING,
     GREEDY,

@@ -16,7 +16,7 @@ import torch
 from demo import MODEL_FOLDER
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.request import Request
+from engine.messages.request import Request
 from engine.speculative_config import SpeculativeConfig
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams

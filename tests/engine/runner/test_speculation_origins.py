@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from engine.engine import Engine
-from engine.request import Origin, Request
+from engine.messages.request import Request
+from engine.messages.step_output import Origin
 from engine.speculative_config import SpeculativeConfig
 from sampling.params import SamplingParams
 from tests.engine.origins import draft_counts

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.request import Request
+from engine.messages.request import Request
 from engine.runner.speculation import Speculation
 from engine.speculative_config import SpeculativeConfig, draft_counts
 from engine.startup.build import build_engine

@@ -14,7 +14,8 @@ from msgspec import structs
 from engine.arrays import Float32Array, Int32Array
 from engine.contracts.scoring import ScoringPlan, ScoringResult
 from engine.engine import Engine
-from engine.request import Branches, ItemScores, ScoringRequest
+from engine.messages.request import Branches, ScoringRequest
+from engine.messages.step_output import ItemScores
 from tests.engine.paged_fake import VOCAB, PagedFake, context_hash, make_engine_over
 from tests.engine.traffic import Inbox
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.request import Branches, ScoringRequest
+from engine.messages.request import Branches, ScoringRequest
 from engine.scoring.layout import layout_of
 
 SIZE = 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from engine.memory.blocks import block_hashes
-from engine.request import ScoringRequest
+from engine.messages.request import ScoringRequest
 from engine.scoring.progress import ScoringProgress
 
 SIZE = 4

@@ -15,7 +15,7 @@ from engine.contracts import shared_blocks
 from engine.contracts.adapters import AdapterSource
 from engine.contracts.runner import RunnerLostError
 from engine.memory.blocks import BlockPool
-from engine.request import Finish, ItemScores
+from engine.messages.step_output import Finish, ItemScores
 from engine.scoring.queue import ScoringQueue
 from tests.engine.paged_fake import context_hash
 from tests.engine.scoring.scoring_fake import (

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from engine.config import CacheConfig, SchedulerConfig
 from engine.memory.blocks import BlockPool, block_hashes
-from engine.request import ScoringRequest
+from engine.messages.request import ScoringRequest
 from engine.scoring.queue import ScoringQueue
 from tests.engine.scoring.scoring_fake import ScoringFake, scoring
 from tests.engine.traffic import FRONTEND

@@ -12,7 +12,8 @@ import torch
 from demo import MODEL_FOLDER
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.request import Finish, PromptLogprobsParams, Request, ScoringRequest
+from engine.messages.request import PromptLogprobsParams, Request, ScoringRequest
+from engine.messages.step_output import Finish
 from engine.speculative_config import DraftSampleMethod, SpeculativeConfig
 from engine.startup.build import build_engine
 from sampling.device.compiling import compiling_together, on_compilation

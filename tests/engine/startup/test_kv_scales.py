@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from engine.config import CacheConfig, CacheDtype, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.memory.pages import LARGEST_FP8, KVCache
+from engine.messages.request import PromptLogprobsParams
 from engine.models.loader import load_model
-from engine.request import PromptLogprobsParams
 from engine.startup.build import build_engine
 from engine.startup.kv_scales import HEADROOM, _run, _scales_of, kv_scales
 from sampling.params import SamplingParams

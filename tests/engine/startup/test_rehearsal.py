@@ -16,11 +16,11 @@ from engine.config import CacheConfig, EngineConfig, ModelConfig, SamplingConfig
 from engine.contracts.runner import RunnerLostError
 from engine.engine import Engine
 from engine.memory.blocks import NULL_BLOCK
+from engine.messages.step_output import Finish
 from engine.parallel.lead import LeadRunner
 from engine.parallel.messages import Forget, Message, decode, encode
 from engine.plan import StepPlan
 from engine.planning.drafting import NO_DRAFTS
-from engine.request import Finish
 from engine.runner.model_runner import ModelRunner
 from engine.speculative_config import SpeculativeConfig
 from engine.startup import build, built_runner, rehearsal

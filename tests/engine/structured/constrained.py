@@ -25,7 +25,8 @@ from engine.config import (
     StructuredConfig,
 )
 from engine.engine import Engine
-from engine.request import Finish, Grammar, Request, StepOutput
+from engine.messages.request import Grammar, Request
+from engine.messages.step_output import Finish, StepOutput
 from engine.speculative_config import SpeculativeConfig
 from engine.startup.build import build_engine
 from engine.submission import entries_of

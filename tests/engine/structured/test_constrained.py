@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from engine.arrays import LogprobArrays
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from tests.engine.structured.constrained import (
     EAGLE,
     ENDS,

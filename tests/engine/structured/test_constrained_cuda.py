@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from engine.runner.graphs.decode_graphs import DecodeGraphs
 from engine.runner.model_runner import ModelRunner
 from tests.engine.structured.constrained import (

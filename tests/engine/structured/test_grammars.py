@@ -15,8 +15,9 @@ from engine.arrays import Int32Array
 from engine.config import GrammarLimits, StructuredConfig
 from engine.contracts.scoring import ScoringPlan
 from engine.engine import Engine
+from engine.messages.request import Grammar, Request, ScoringRequest, ThinkingBudget
+from engine.messages.step_output import Finish
 from engine.plan import StepMasks, StepPlan
-from engine.request import Finish, Grammar, Request, ScoringRequest, ThinkingBudget
 from engine.structured.awaited import AwaitedGrammars
 from engine.structured.compiler import SHARED, GrammarCompiler
 from engine.structured.grammars import Grammars

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from tests.engine.structured.constrained import (
     EAGLE,
     NGRAM,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from llguidance import LLMatcher
 
-from engine.request import Grammar, ThinkingBudget
+from engine.messages.request import Grammar, ThinkingBudget
 from engine.structured.matcher import ChoiceMatcher, WantedMasks, error_of
 from tests.engine.structured.constrained import TOKENIZER, ll_tokenizer, of_regex
 

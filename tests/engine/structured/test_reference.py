@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 from transformers import AutoModelForCausalLM
 
 from demo import MODEL_FOLDER
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from sampling import reference
 from sampling.noise import Purpose
 from sampling.params import SamplingParams

@@ -10,7 +10,8 @@ import pytest
 from msgspec import structs
 
 from engine.arrays import LogprobArrays
-from engine.request import Finish, Request, ThinkingBudget
+from engine.messages.request import Request, ThinkingBudget
+from engine.messages.step_output import Finish
 from tests.engine.structured.constrained import (
     EAGLE,
     EOS,

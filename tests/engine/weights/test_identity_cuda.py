@@ -25,7 +25,7 @@ from engine.contracts.weights import (
     WeightTarget,
 )
 from engine.engine import Engine
-from engine.request import Request
+from engine.messages.request import Request
 from engine.speculative_config import SpeculativeConfig
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine.request import Finish, Request
+from engine.messages.request import Request
+from engine.messages.step_output import Finish
 from tests.fakes import says
 from tests.server.endpoints.chat.tool_replies import call
 

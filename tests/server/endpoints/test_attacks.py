@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.request import Request
+from engine.messages.request import Request
 from engine.submission import Submission
 from tests.fakes import FakeEngine
 from tests.server.conftest import Site, eventually, on_a_port

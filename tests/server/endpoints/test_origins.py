@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.request import Origin
+from engine.messages.step_output import Origin
 from tests.fakes import FakeEngine, origin_at, says
 from tests.server.conftest import Site, in_process
 from tests.server.endpoints.chat.chats import TEMPLATE, chat

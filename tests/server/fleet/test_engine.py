@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from engine.request import Finish, Request
+from engine.messages.request import Request
+from engine.messages.step_output import Finish
 from engine.submission import EngineDeadError, Submission
 from sampling.params import SamplingParams
 from server.fleet.engine import FleetEngine

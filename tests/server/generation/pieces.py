@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.arrays import Int32Array, LogprobArrays
 from engine.contracts.control import FIRST_VERSION
-from engine.request import Finish, StepOutput
+from engine.messages.step_output import Finish, StepOutput
 from engine.submission import Entry, entries_of
 from sampling.params import SamplingParams
 from server.engine_metrics import NO_STATS

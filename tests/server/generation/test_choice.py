@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.request import Finish, PromptLogprobs
+from engine.messages.step_output import Finish, PromptLogprobs
 from server.generation.choice import MOST_LONE, Piece, ReplyChoice
 from tests.fakes import EOS
 from tests.server.generation.pieces import entry, form, reply_choice, values

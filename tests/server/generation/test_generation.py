@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from server.endpoints.completions.schema import CompletionRequest
 from server.endpoints.completions.spec import completion_spec
 from server.errors import ApiError

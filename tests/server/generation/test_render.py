@@ -10,7 +10,8 @@ import orjson
 import pytest
 
 from engine.arrays import LogprobArrays
-from engine.request import Finish, PromptLogprobs, PromptLogprobsParams
+from engine.messages.request import PromptLogprobsParams
+from engine.messages.step_output import Finish, PromptLogprobs
 from server.generation.choice import Piece, ReplyChoice
 from server.generation.form import ReplyForm
 from server.generation.prepare import PreparedRequest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.request import ChoiceRoutes
+from engine.messages.step_output import ChoiceRoutes
 from server.generation.routes import Routes
 
 

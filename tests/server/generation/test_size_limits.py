@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.request import PromptLogprobsParams
+from engine.messages.request import PromptLogprobsParams
 from sampling.params import SamplingParams
 from server.config import ServerConfig
 from server.errors import ApiError

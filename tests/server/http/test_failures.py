@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from engine.submission import EngineDeadError
 from server.http.admission import ShutdownError
 from server.http.failures import failed_request, lost_engine

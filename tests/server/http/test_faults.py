@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from tests.fakes import FakeEngine, says
 from tests.server.conftest import error_of, eventually, in_process, on_a_port
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from sampling.params import SamplingParams
 from server.http.account import GenerationReport, RequestAccount
 from server.http.traces import QUEUE, Traces, collector_url, parts_of

@@ -12,7 +12,8 @@ import torch
 
 from engine.config import CacheConfig, Device, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
-from engine.request import Finish, ItemScores, PromptLogprobs, Request, ScoringRequest
+from engine.messages.request import Request, ScoringRequest
+from engine.messages.step_output import Finish, ItemScores, PromptLogprobs
 from engine.speculative_config import SpeculativeConfig
 from engine.startup.build import build_engine
 from sampling.params import SamplingParams

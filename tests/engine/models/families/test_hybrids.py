@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from engine.config import ModelConfig
+from engine.messages.request import PromptLogprobsParams
 from engine.models.loader import load_model
 from engine.models.reference import Reference
-from engine.request import PromptLogprobsParams
 from engine.speculative_config import DraftSampleMethod, SpeculativeConfig
 from engine.startup.error_statement import hidden_states
 from tests.engine.models.families.hybrid_models import (

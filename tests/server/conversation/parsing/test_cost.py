@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from server.conversation.parsing.graph import make_graph
 from server.conversation.parsing.reader import PieceReader, ReplyParsing
 from server.conversation.parsing.tokens import make_vocabulary

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from server.conversation.parsing.graph import Graph, make_graph
 from server.conversation.parsing.output import Event
 from server.conversation.parsing.reader import ParsedPiece, PieceReader, ReplyParsing, content_piece

@@ -13,7 +13,7 @@ import pytest
 from engine.contracts.adapters import AdapterSource, NamedAdapter
 from engine.contracts.control import EngineState, LoadAdapter, UnloadAdapter
 from engine.errors import ControlError
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from tests.fakes import FakeEngine
 from tests.server.conftest import Site, error_of, in_process
 

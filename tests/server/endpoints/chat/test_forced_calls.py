@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from engine.request import Request
+from engine.messages.request import Request
 from server.conversation.parsing.format import CallSyntax
 from server.conversation.parsing.formats.known import TOOL_PARSERS
 from server.conversation.parsing.syntax import call_text

@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types import Completion
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from tests.fakes import FakeEngine, says
 from tests.server.conftest import Site, eventually, on_a_port
 

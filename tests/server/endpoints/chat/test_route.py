@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from server.conversation.parsing.format import Part
 from tests.fakes import EOS, FakeEngine, says
 from tests.server.conftest import error_of, in_process

@@ -10,7 +10,7 @@ import httpx
 import jsonschema
 import pytest
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from tests.fake_grammar import follows_grammar
 from tests.fakes import BOS, EOS, FakeEngine, says
 from tests.server.conftest import (

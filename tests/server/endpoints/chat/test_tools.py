@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from tests.fakes import EOS, FakeEngine, says
 from tests.server.conftest import in_process, nested
 from tests.server.endpoints.chat.chats import HELLO, chat, prompt_of, stream

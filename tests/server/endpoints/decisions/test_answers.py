@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.request import Finish, ItemScores
+from engine.messages.step_output import Finish, ItemScores
 from server.endpoints.decisions.answers import Answer, LabelReadings, answers, softmax
 from server.endpoints.decisions.spec import DecisionPrompts, Read
 from server.schema.ids import IdLists

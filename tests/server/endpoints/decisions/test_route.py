@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai.types import Decision
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from server.endpoints.decisions.reply_schema import DecisionsReply
 from tests.fake_values import item_scores
 from tests.fakes import FakeEngine

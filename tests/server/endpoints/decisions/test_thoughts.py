@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from server.endpoints.decisions.reply_schema import DecisionsReply
 from tests.collector import attributes, collecting
 from tests.fakes import FakeEngine, says

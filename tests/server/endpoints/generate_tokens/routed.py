@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.request import Request, RoutesParams
+from engine.messages.request import Request, RoutesParams
 from sampling.params import SamplingParams
 from tests.fakes import FakeEngine, Script, echo, routes_of
 from tests.server.conftest import Site, in_process

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from server.endpoints.generate_tokens.reply_schema import GenerateTokensReply
 from server.generation.render import Renderer
 from tests.fakes import BOS, EOS, FakeEngine, says

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from pydantic_core import from_json
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from server.endpoints.messages.shape import SIGNATURE
 from tests.fakes import EOS, FakeEngine, says
 from tests.server.conftest import MODEL, Site, in_process

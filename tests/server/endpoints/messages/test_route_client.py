@@ -11,7 +11,7 @@ import anthropic
 import pytest
 from anthropic.types import MessageParam, ToolParam
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from tests.fakes import EOS, FakeEngine, says
 from tests.server.conftest import MODEL, Site, on_a_port
 from tests.server.endpoints.agents import KEY, TEMPLATE, looks_then_answers

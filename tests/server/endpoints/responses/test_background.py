@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from server.config import ResponseStoreConfig
 from server.response_store.database import ResponseDatabase
 from server.response_store.records import StoreError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from server.endpoints.responses.custom import InputReader, as_arguments
 from tests.fakes import FakeEngine, says
 from tests.server.conftest import MODEL, in_process

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from tests.fakes import EOS, FakeEngine, says
 from tests.server.conftest import MODEL, Site, in_process
 from tests.server.endpoints.chat.chats import chat, prompt_of

@@ -14,7 +14,7 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from server.config import ResponseStoreConfig
 from server.http.body import INLINE_BYTES, BodyReader
 from server.response_store.database import ResponseDatabase

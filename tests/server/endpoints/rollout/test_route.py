@@ -8,7 +8,7 @@ import pytest
 
 from engine.contracts.control import AbortRequests, EngineState, FlushPrefixes, Pause, Resume
 from engine.errors import ControlError
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from tests.fakes import FakeEngine, says
 from tests.server.conftest import Site, error_of, in_process
 

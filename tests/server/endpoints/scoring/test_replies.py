@@ -8,7 +8,7 @@ import numpy as np
 import orjson
 import pytest
 
-from engine.request import Finish, ItemScores
+from engine.messages.step_output import Finish, ItemScores
 from server.endpoints.scoring.prepare import PreparedScoring
 from server.endpoints.scoring.replies import generative_scoring_reply, score_reply
 from server.errors import ApiError

@@ -9,7 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
-from engine.request import Finish, ScoringRequest
+from engine.messages.request import ScoringRequest
+from engine.messages.step_output import Finish
 from server.endpoints.scoring.schema import GenerativeScoringReply, PairScoresReply, ScoreReply
 from tests.fake_values import VOCAB_SIZE, value_row
 from tests.fakes import BOS, FakeEngine

@@ -12,7 +12,7 @@ import pytest
 
 from engine.contracts.adapters import NamedAdapter
 from engine.contracts.control import EngineState
-from engine.request import Finish
+from engine.messages.step_output import Finish
 from server.endpoints.sglang_generate.render import GenerateRenderer
 from server.endpoints.sglang_generate.reply_schema import GenerateReply
 from tests.fakes import EOS, FakeEngine, routes_of, says

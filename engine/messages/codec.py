@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from engine.request import FrontendMessage, StepOutput
+from engine.messages.request import FrontendMessage
+from engine.messages.step_output import StepOutput
 
 
 def encode_array(obj: Any) -> Any:

@@ -6,14 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.codec import decode_message, decode_output, encode
-from engine.request import (
-    FrontendMessage,
-    PromptLogprobs,
-    PromptLogprobsParams,
-    Request,
-    StepOutput,
-)
+from engine.messages.codec import decode_message, decode_output, encode
+from engine.messages.request import FrontendMessage, PromptLogprobsParams, Request
+from engine.messages.step_output import PromptLogprobs, StepOutput
 from sampling.params import SamplingParams
 from tests.engine.logprob_cases import assert_same, logprob_arrays
 from tests.engine.some_stats import STATS
