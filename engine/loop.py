@@ -141,7 +141,7 @@ class EngineLoop:
         self._busy_since = math.inf
         self._frontends = Frontends()
         self._replies: list[tuple[bytes, ControlReply]] = []
-        self._commands = CommandQueue(engine, lambda *reply: self._replies.append(reply))
+        self._commands = CommandQueue(engine.held, lambda *reply: self._replies.append(reply))
         self._sent_state = self._commands.state
 
     def look(self) -> bool:

@@ -41,7 +41,7 @@ ROOMS = {
         "models.formats",
         *("models.layers", "models.families", "models.fallback"),
         *("models", "weights", "speculation", "runner", "scoring", "planning", "structured"),
-        *("control", "step_pipeline", "engine"),
+        *("step_pipeline", "step_parts", "control", "engine"),
         *("startup", "audit", "loop", "process", "parent", "client"),
     ),
     "server": (

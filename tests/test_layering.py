@@ -34,6 +34,7 @@ NO_TORCH = [
     *(
         "engine/contracts/shared_blocks.py",
         "engine/engine.py",
+        "engine/step_parts.py",
         "engine/plan.py",
         "engine/contracts/runner.py",
         "engine/step_pipeline.py",

@@ -16,7 +16,8 @@ from engine.contracts.control import (
     Resume,
     UnloadAdapter,
 )
-from engine.control.follower import NOTHING, CommandFollower, Followed, HeldEngine
+from engine.control.follower import NOTHING, CommandFollower, Followed
+from engine.control.held_engine import HeldEngine
 from engine.errors import ControlError
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import structs
 
-from engine.adapters.registry import AdapterRegistry
 from engine.contracts.control import (
     MEMORY_PARTS,
     AbortRequests,
@@ -18,7 +16,6 @@ from engine.contracts.control import (
     EngineState,
     FlushPrefixes,
     LoadAdapter,
-    MemoryPart,
     Pause,
     Resume,
     RunWeights,
@@ -40,48 +37,8 @@ from engine.contracts.weights import (
     WeightTarget,
     WeightUpdateError,
 )
+from engine.control.held_engine import HeldEngine
 from engine.errors import ControlError
-
-
-class HeldEngine(Protocol):
-    """What commands ask of the engine; see `engine.engine.Engine`."""
-
-    @property
-    def adapters(self) -> AdapterRegistry | None: ...
-
-    @property
-    def num_ending(self) -> int: ...
-
-    @property
-    def num_holding(self) -> int: ...
-
-    @property
-    def is_quiet(self) -> bool: ...
-
-    @property
-    def has_drafter_weights(self) -> bool: ...
-
-    def switch_drafts(self, *, off: bool) -> None: ...
-
-    def hold(self) -> None: ...
-
-    def release(self) -> None: ...
-
-    def park(self) -> None: ...
-
-    def abort_named(self, names: tuple[str, ...] | None) -> int: ...
-
-    def forget_prefixes(self, *, restarts: bool) -> None: ...
-
-    def give_back(self, parts: Sequence[MemoryPart], *, keeps_weights: bool) -> None: ...
-
-    def take_again(self, parts: Sequence[MemoryPart]) -> None: ...
-
-    def run_weights(self, command: AnyWeightCommand) -> WeightReply: ...
-
-    def change_weights(self, version: str, num_updates: int) -> None: ...
-
-    def rename_weights(self, version: str) -> None: ...
 
 
 @dataclass(frozen=True)

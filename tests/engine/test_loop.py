@@ -36,7 +36,7 @@ class LoggedEngine:
     def __init__(self) -> None:
         self.calls: list[tuple[str, bytes, int]] = []
         self.has_work = True
-        self.has_drafter_weights = False
+        self.held, self.has_drafter_weights = self, False
         self.adapters = None
         self.outputs: list[tuple[bytes, StepOutput]] = []
 

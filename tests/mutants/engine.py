@@ -148,8 +148,8 @@ ENGINE = (
     Mutant(
         "blocks-of-bad-rows-are-shared",
         "engine/engine.py",
-        "self._prefixes.register(settled.rows[~failed])",
-        "self._prefixes.register(settled.rows)",
+        "self._parts.prefixes.register(settled.rows[~failed])",
+        "self._parts.prefixes.register(settled.rows)",
         (
             "tests/engine/test_engine.py"
             "::test_bad_logits_end_one_choice_and_keep_its_blocks_from_others",

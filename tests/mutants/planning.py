@@ -20,8 +20,8 @@ COMMANDS = "tests/engine/control/test_command_queue.py"
 PLANNING = (
     Mutant(
         "prefixes-of-other-weights-are-found",
-        "engine/engine.py",
-        "        self._prefixes.num_updates = num_updates\n",
+        "engine/control/held_engine.py",
+        "        parts.prefixes.num_updates = num_updates\n",
         "",
         (
             f"{COMMANDS}::test_no_prefix_of_other_weights_is_found",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 _STRUCTURED = "tests/engine/structured"
+_DRAW = "        self._pipeline.draw(masks)\n"
+_LAUNCH_SCORING = "        self._scoring.launch(held=self.held.is_held)\n"
 
 STRUCTURED = (
     Mutant(
@@ -68,8 +70,8 @@ STRUCTURED = (
     Mutant(
         "scoring-overwrites-a-forward-that-awaits-masks",
         "engine/engine.py",
-        "        self._pipeline.draw(masks)\n        self._scoring.launch(held=self._is_held)\n",
-        "        self._scoring.launch(held=self._is_held)\n        self._pipeline.draw(masks)\n",
+        f"{_DRAW}{_LAUNCH_SCORING}",
+        f"{_LAUNCH_SCORING}{_DRAW}",
         (
             f"{_STRUCTURED}/test_grammars.py"
             "::test_a_step_with_one_is_drawn_behind_the_last_result_and_the_next_launched",

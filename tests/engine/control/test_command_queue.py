@@ -50,7 +50,7 @@ class Loop:
         self.engine, self.runner = make_engine(**engine)
         self.inbox = Inbox()
         self.replies: list[ControlReply] = []
-        self.commands = CommandQueue(self.engine, lambda _, reply: self.replies.append(reply))
+        self.commands = CommandQueue(self.engine.held, lambda _, reply: self.replies.append(reply))
         self.scores: list[Finish] = []
 
     def send(self, command: AnyCommand) -> None:
@@ -231,10 +231,10 @@ def test_scoring_begins_again_where_keys_are_forgotten() -> None:
     loop = Loop(budget=4)
     loop.score(1, query_len=16)
     loop.rounds(2)
-    assert loop.engine.num_holding == 1
+    assert loop.engine.held.num_holding == 1
     loop.send(Pause(mode="keep"))
     loop.settle()
-    assert loop.engine.num_holding == 0
+    assert loop.engine.held.num_holding == 0
     assert not loop.scores
     loop.send(Resume())
     loop.settle()
@@ -274,7 +274,7 @@ def change(loop: Loop, version: str, num_updates: int) -> None:
     """Change the weights between two steps, as an update of them does."""
     loop.send(Pause(mode="keep", forgets=False))
     loop.settle()
-    loop.engine.change_weights(version, num_updates)
+    loop.engine.held.change_weights(version, num_updates)
     loop.send(Resume())
 
 
@@ -309,7 +309,7 @@ def test_a_prompt_is_never_computed_by_two_weights() -> None:
     prompt = list(range(1, 13))
     loop.submit(1, prompt, **LONG)
     loop.rounds(2)
-    assert loop.engine.num_holding == 1
+    assert loop.engine.held.num_holding == 1
     change(loop, "v1", 1)
     loop.settle()
     assert loop.engine.stats().prompt_tokens_computed > len(prompt)

@@ -131,7 +131,7 @@ def test_a_choice_that_is_aborted_reports_what_it_had(folder: Path) -> None:
     wish = {"max_tokens": 50, "params": GREEDY, "routes": ALL, "name": "one"}
     engine.submit(FRONTEND, request(0, prompt, **wish))
     step(engine, inbox, 9)
-    engine.abort_named(("one",))
+    engine.held.abort_named(("one",))
     run(engine, inbox)
     assert inbox.finish[0, 0] == Finish.CANCELED
     tokens = inbox.tokens[0, 0]

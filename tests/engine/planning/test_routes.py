@@ -65,7 +65,7 @@ def test_what_ends_early_reports_what_was_computed_and_others_nothing() -> None:
         routes = None if handle == 2 else RoutesParams(start=3)
         engine.submit(FRONTEND, request(handle, PROMPT, routes=routes, name="x", **WISH))
     step(engine, inbox, 3)
-    engine.abort_named(None)
+    engine.held.abort_named(None)
     run(engine, inbox)
     assert set(inbox.finish.values()) == {Finish.CANCELED}
     assert inbox.routes.keys() == {(1, 0)}, "the third had no row"

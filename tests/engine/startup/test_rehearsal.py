@@ -81,7 +81,7 @@ def test_nothing_of_it_is_left(
     theirs = unrehearsed(lambda: make(folder, speculation), monkeypatch)
     assert ours.stats() == theirs.stats()
     ours.check()
-    runner = ours._runner
+    runner = ours._parts.runner
     assert isinstance(runner, ModelRunner)
     assert bool((runner._rows.block_tables == NULL_BLOCK).all())
     assert not runner._sampling_rows.flags_np.any()

@@ -105,6 +105,6 @@ def test_no_step_waits_for_the_gpu(speculation: str, cuda_graphs: bool, no_waiti
     run(0)  # compiles what is compiled on first use
     torch.cuda.set_sync_debug_mode("error")
     run(4)
-    assert isinstance(engine._runner, ModelRunner)
-    assert torch.from_numpy(engine._runner.mask_buffer).is_pinned()
+    assert isinstance(engine._parts.runner, ModelRunner)
+    assert torch.from_numpy(engine._parts.runner.mask_buffer).is_pinned()
     assert set(reader.finish.values()) <= {Finish.STOP, Finish.LENGTH}

@@ -319,7 +319,7 @@ def test_matchers_of_a_batch_that_ended_are_freed_over_later_steps() -> None:
     engine, _, _ = make()
     reader = Reader(engine)
     reader.run(*(constrained(handle, max_tokens=2) for handle in range(4)))
-    ended = engine._grammars._ended  # type: ignore[union-attr]
+    ended = engine._parts.grammars._ended  # type: ignore[union-attr]
     assert len(ended) == 4, "none held up the last outputs"
     held = [weakref.ref(state) for state in ended]
     reader.run(constrained(4, max_tokens=3))
@@ -337,7 +337,7 @@ def test_a_batch_with_a_schema_a_row_finds_its_grammars_again() -> None:
 def test_what_ended_is_forgotten() -> None:
     engine, _, _ = make()
     Reader(engine).run(*(constrained(handle, n=2) for handle in range(3)))
-    grammars = engine._grammars
+    grammars = engine._parts.grammars
     assert grammars is not None
     assert not grammars._matchers
     assert not grammars._awaited.num_waiting
@@ -370,7 +370,7 @@ def test_aborts_and_preemptions_meet_steps_that_were_launched_ahead(seed: int) -
             whole = reference(live[handle], 10, (0,), choice)
             is_aborted = reader.finish[handle, choice] == Finish.ABORT
             assert tokens == (whole[: len(tokens)] if is_aborted else whole)
-    grammars = engine._grammars
+    grammars = engine._parts.grammars
     assert grammars is not None
     assert not grammars._matchers
     assert not reader.errors

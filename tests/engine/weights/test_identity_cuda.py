@@ -120,11 +120,11 @@ class Trainer:
         self._engine, self._num_updates = engine, 0
 
     def write(self, source: AnySource, target: WeightTarget = "model") -> None:
-        self._engine.run_weights(BeginUpdate(target=target, check=True))
-        self._engine.run_weights(ReceiveTensors(source=source))
-        self._engine.run_weights(FinishUpdate())
+        self._engine.held.run_weights(BeginUpdate(target=target, check=True))
+        self._engine.held.run_weights(ReceiveTensors(source=source))
+        self._engine.held.run_weights(FinishUpdate())
         self._num_updates += 1
-        self._engine.change_weights(str(self._num_updates), self._num_updates)
+        self._engine.held.change_weights(str(self._num_updates), self._num_updates)
 
 
 def folder_source(folder: Path) -> FolderSource:

@@ -95,7 +95,7 @@ def run(engine: Engine) -> whole.Tokens:
 
 def graphs_of(engine: Engine) -> Uncaptured:
     """Let an engine's runner use what stands in for graphs."""
-    runner = engine._runner
+    runner = engine._parts.runner
     assert isinstance(runner, ModelRunner)
     runner._graphs = graphs = Uncaptured(runner)  # type: ignore[assignment]
     return graphs
