@@ -27,6 +27,7 @@ from server.text.stop import StopStrings
 
 INLINE_BAD_WORDS, INLINE_STOP_CHARS = 16, 1024
 _NO_OPTIONS = StreamOptions()
+_NO_OTHERS: Mapping[str, Any] = {}
 _CONVERTED: Mapping[str, Callable[[Any], Any]] = {
     "top_k": lambda top_k: max(top_k, 0),  # -1 keeps all, as 0 does
     "seed": lambda seed: None if seed == -1 else seed,
@@ -118,6 +119,7 @@ class Translation:
         *,
         logprobs: int | None = None,
         constraints: Constraints = NO_CONSTRAINTS,
+        others: Mapping[str, Any] = _NO_OTHERS,
     ) -> SamplingParams:
         """How the tokens of each choice are drawn; raises `ApiError` for what cannot be served.
 
@@ -127,13 +129,16 @@ class Translation:
         Args:
             logprobs: top tokens that the body asks for.
             constraints: restrict the tokens from the first one on.
+            others: values, as a field would have them, of parameters that the body has no field of.
         """
         grammar, ignores_end = constraints.grammar, getattr(body, "ignore_eos", None)
         if grammar is not None and ignores_end:
             reason = "a finished grammar allows an end of text only"
             raise self.names.refuse("ignore_eos", f"must be false with {grammar.param}: {reason}")
         given: dict[str, Any] = {
-            name: value for name in _SAME if (value := getattr(body, name, None)) is not None
+            name: value
+            for name in _SAME
+            if (value := others.get(name, getattr(body, name, None))) is not None
         }
         given["logprobs"] = self.num_top("logprobs", logprobs)
         ends = () if ignores_end else self.served.info.eos_token_ids

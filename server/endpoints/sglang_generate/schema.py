@@ -70,6 +70,16 @@ class GenerateParams(BodyModel):
     structural_tag: NotYet = None
     custom_params: NotYet = None
 
+    @property
+    def seed(self) -> int | None:
+        """The seed, by the name that parameters have."""
+        return self.sampling_seed
+
+    @property
+    def min_tokens(self) -> int | None:
+        """The least number of tokens, likewise."""
+        return self.min_new_tokens
+
 
 class GenerateRequest(BodyModel):
     """Continue one or many prompts, of text or of token ids."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import orjson
@@ -18,7 +18,6 @@ from server.generation.spec import GenerationSpec, Prompts
 from server.generation.support import with_support
 from server.generation.translation import Translation
 from server.schema.base import validate
-from server.schema.generation import SamplingFields
 from server.schema.structured import StructuredOutputs
 from server.structured.spec import Constraints
 from server.structured.wanted import wanted_grammar
@@ -33,15 +32,6 @@ NAMES = ClientNames(
     logprobs="top_logprobs_num",
     routes_start="routed_experts_start_len",
 )
-_RENAMED = {"sampling_seed": "seed", "min_new_tokens": "min_tokens"}
-
-
-class GenerateFields(SamplingFields):
-    """What `sampling_params` says, by the names that all endpoints share."""
-
-    client_names: ClassVar = NAMES
-    logprob_token_ids: list[int] | None = None
-    logprobs_mode: str | None = None
 
 
 async def generate_spec(
@@ -52,10 +42,11 @@ async def generate_spec(
     wanted = _one_for_all(body.sampling_params) or GenerateParams.model_validate({})
     shows = _one_for_all(body.return_logprob) or False
     constraints = Constraints(wanted_grammar(None, _grammar(wanted)))
-    fields = _fields(body, wanted, shows=bool(shows))
     asked = (body.top_logprobs_num or 0) if shows else None
     translation = Translation(served=served, names=NAMES, reply_id=reply_id)
-    params = await translation.params(fields, logprobs=asked, constraints=constraints)
+    params = await translation.params(
+        wanted, logprobs=asked, constraints=constraints, others=_shown(body, shows=bool(shows))
+    )
     if body.return_sampling_mask:
         params = with_support(params, served, "logprobs_mode", "sampling_params.top_k")
     max_tokens = wanted.max_new_tokens
@@ -128,18 +119,12 @@ def _grammar(wanted: GenerateParams) -> StructuredOutputs | None:
     return validate(StructuredOutputs, given)
 
 
-def _fields(body: GenerateRequest, wanted: GenerateParams, *, shows: bool) -> GenerateFields:
-    values = {
-        _RENAMED.get(name, name): value
-        for name, value in wanted
-        if value is not None and _RENAMED.get(name, name) in SamplingFields.model_fields
-    }
-    values["logprob_token_ids"] = body.token_ids_logprob if shows else None
+def _shown(body: GenerateRequest, *, shows: bool) -> dict[str, Any]:
+    """The parameters of which the body itself has fields."""
     mode = body.logprobs_mode
     if body.return_sampling_mask and mode is None:
         mode = "processed_logprobs"
-    values["logprobs_mode"] = mode
-    return GenerateFields.model_construct(**values)
+    return {"logprob_token_ids": body.token_ids_logprob if shows else None, "logprobs_mode": mode}
 
 
 async def _form(
