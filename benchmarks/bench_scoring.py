@@ -27,6 +27,7 @@ from benchmarks.bench_serving import load, serving
 from benchmarks.bench_speculation import free_memory
 from benchmarks.shapes import BIG, QWEN3, SHAPES, write_shape
 from demo import MODEL_FOLDER
+from engine.arrays import Int32Array
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from engine.engine import Engine
 from engine.messages.request import Request, ScoringRequest
@@ -103,32 +104,47 @@ def prefill_s(engine: Engine, sizes: Sizes, prompt_len: int, seed: int) -> float
     return time.perf_counter() - began
 
 
-def scoring_s(engine: Engine, sizes: Sizes, seed: int) -> float:
-    """Seconds for one request of all items."""
-    rng = np.random.default_rng(seed)
-    counts = np.full(sizes.num_items, sizes.item_len, dtype=np.int32)
-    query, items = (
-        rng.integers(10, sizes.vocab_size - 10, size).astype(np.int32)
-        for size in (sizes.query_len, sizes.item_tokens)
-    )
-    request = ScoringRequest(
-        handle=0,
+def request_of(
+    handle: int, query: Int32Array, items: Int32Array, ids: Int32Array, *, num_read: int = 1
+) -> ScoringRequest:
+    """A request of items [N, L] after a query; no ids ask for hidden states."""
+    count, length = items.shape
+    return ScoringRequest(
+        handle=handle,
         query_token_ids=query,
-        item_token_ids=items,
-        item_lens=counts,
-        num_read=np.ones_like(counts),
-        id_lists=np.array([[5000, 6000]], dtype=np.int32),
+        item_token_ids=items.ravel(),
+        item_lens=np.full(count, length, dtype=np.int32),
+        num_read=np.full(count, num_read, dtype=np.int32),
+        id_lists=ids[None],
+        embeds=not len(ids),
     )
+
+
+def scored_s(engine: Engine, requests: list[ScoringRequest]) -> tuple[float, int]:
+    """Seconds and steps of requests at once."""
     ended: list[ItemScores] = []
-    began = time.perf_counter()
-    engine.score(b"", request)
+    began, steps = time.perf_counter(), 0
+    for request in requests:
+        engine.score(b"", request)
     while engine.has_work:
         for _, output in engine.step():
             ended += output.item_scores
+        steps += 1
     seconds = time.perf_counter() - began
-    if [scores.finish for scores in ended] != [Finish.LENGTH]:
-        raise RuntimeError(f"the request failed: {ended}")
-    return seconds
+    if [scores.finish for scores in ended] != [Finish.LENGTH] * len(requests):
+        raise RuntimeError(f"a request failed: {ended}")
+    return seconds, steps
+
+
+def scoring_s(engine: Engine, sizes: Sizes, seed: int) -> float:
+    """Seconds for one request of all items."""
+    rng = np.random.default_rng(seed)
+    query, items = (
+        rng.integers(10, sizes.vocab_size - 10, shape).astype(np.int32)
+        for shape in (sizes.query_len, (sizes.num_items, sizes.item_len))
+    )
+    labels = np.array([5000, 6000], dtype=np.int32)
+    return scored_s(engine, [request_of(0, query, items, labels)])[0]
 
 
 def without_http(model: str, sizes: Sizes) -> dict[str, float]:

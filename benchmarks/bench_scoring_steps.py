@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,15 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.bench_scoring import DEMO, Sizes, make_engine, prefill_s, sizes_of
+from benchmarks.bench_scoring import (
+    DEMO,
+    Sizes,
+    make_engine,
+    prefill_s,
+    request_of,
+    scored_s,
+    sizes_of,
+)
 from benchmarks.shapes import SHAPES, write_shape
 from demo import MODEL_FOLDER
 from engine.arrays import Int32Array
@@ -29,22 +36,6 @@ from engine.messages.request import ScoringRequest
 
 PASSES, KERNELS = 4, 12
 Requests = Callable[[np.random.Generator], list[ScoringRequest]]
-
-
-def request_of(
-    handle: int, query: Int32Array, items: Int32Array, *, num_read: int = 1, num_ids: int = 4
-) -> ScoringRequest:
-    """A request of items [N, L] after a query; no ids ask for hidden states."""
-    count, length = items.shape
-    return ScoringRequest(
-        handle=handle,
-        query_token_ids=query,
-        item_token_ids=items.ravel(),
-        item_lens=np.full(count, length, dtype=np.int32),
-        num_read=np.full(count, num_read, dtype=np.int32),
-        id_lists=np.arange(100, 100 + num_ids, dtype=np.int32)[None],
-        embeds=num_ids == 0,
-    )
 
 
 def kinds(sizes: Sizes) -> dict[str, Requests]:
@@ -56,35 +47,30 @@ def kinds(sizes: Sizes) -> dict[str, Requests]:
         return drawn
 
     none, many = np.zeros(0, dtype=np.int32), sizes.num_items
+    labels, top = np.arange(100, 104, dtype=np.int32), np.arange(100, 356, dtype=np.int32)
     return {
-        "one question, cached": lambda rng: [request_of(0, cached, ids(rng, 1, 70))],
+        "one question, cached": lambda rng: [request_of(0, cached, ids(rng, 1, 70), labels)],
         "8 x 50 questions": lambda rng: [
-            request_of(each, ids(rng, 1024), ids(rng, 50, 70)) for each in range(8)
+            request_of(each, ids(rng, 1024), ids(rng, 50, 70), labels) for each in range(8)
         ],
-        "texts to embed": lambda rng: [request_of(0, none, ids(rng, many, 200), num_ids=0)],
+        "texts to embed": lambda rng: [request_of(0, none, ids(rng, many, 200), none)],
         "teacher": lambda rng: [
-            request_of(each, none, ids(rng, 1, 1024), num_read=1024, num_ids=256)
+            request_of(each, none, ids(rng, 1, 1024), top, num_read=1024)
             for each in range(max(many // 32, 1))
         ],
     }
 
 
-def scored_s(engine: Engine, make: Requests, seed: int) -> tuple[float, int, int]:
-    """Seconds, steps, and tokens of a pass of requests at once."""
+def pass_of(engine: Engine, make: Requests, seed: int) -> tuple[float, int, int]:
+    """Seconds, steps, and tokens of a pass."""
     requests = make(np.random.default_rng(seed))
     num_tokens = sum(len(each.query_token_ids) + len(each.item_token_ids) for each in requests)
-    began, steps = time.perf_counter(), 0
-    for request in requests:
-        engine.score(b"", request)
-    while engine.has_work:
-        engine.step()
-        steps += 1
-    return time.perf_counter() - began, steps, num_tokens
+    return *scored_s(engine, requests), num_tokens
 
 
 def show(engine: Engine, sizes: Sizes, name: str, make: Requests) -> None:
     """Print what a kind of request takes."""
-    passes = [scored_s(engine, make, seed) for seed in range(PASSES)]
+    passes = [pass_of(engine, make, seed) for seed in range(PASSES)]
     seconds, steps, num_tokens = min(passes)
     plain = replace(sizes, num_items=1, item_len=num_tokens)
     length = min(sizes.prompt_len, num_tokens)
@@ -94,7 +80,7 @@ def show(engine: Engine, sizes: Sizes, name: str, make: Requests) -> None:
     on_gpu = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * on_gpu]
     with profile(activities=activities) as found:
-        scored_s(engine, make, PASSES)
+        pass_of(engine, make, PASSES)
     order = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
     print(found.key_averages().table(sort_by=order, row_limit=KERNELS, max_name_column_width=60))
 
