@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-
-
 PACKAGES = ("sampling", "engine", "server")
 """Lowest first; imports go down."""
-
 
 CONTRACTS = {
     "sampling": {
@@ -26,10 +23,8 @@ CONTRACTS = {
 """Modules that every room of their package may import; a folder stands for all in it. They import
 one another and what is below their package, never a room."""
 
-
 GROUND = {"sampling": ("device",)}
 """What is below a package's contracts: all may import it, and it imports nothing else of them."""
-
 
 ROOMS = {
     "sampling": (
@@ -53,7 +48,6 @@ ROOMS = {
     ),
 }
 """Folders and single modules from the bottom of each package to its top; imports go down."""
-
 
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-
-
 INSTALLED = f"import sys; sys.path.append({str(ROOT)!r}); "
 """How a program finds the entry point of an installed wheel: last."""
 EDITABLE = f"""

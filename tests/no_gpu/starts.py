@@ -142,7 +142,6 @@ BASE = EngineConfig(
 )
 Write = Callable[[Path], Any]
 
-
 LENGTHS = np.array([3, 1, 5], dtype=np.int32)
 SCORING = ScoringRequest(
     handle=1000,

@@ -30,7 +30,6 @@ SPECULATION = json.dumps(
     {"method": "eagle", "num_speculative_tokens": 3, "draft_sample_method": "gumbel"}
 )
 
-
 SLOW = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 

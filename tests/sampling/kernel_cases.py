@@ -16,15 +16,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),
 ]
 
-
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="interpreter")),
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 
-
 KEPT_ERROR = 4 * MASS_ERROR + LEAST_CUT  # two masses on each side, and what counts as no cut
-
 
 EDITS = {
     "frequency_penalty": 0.5,

@@ -13,7 +13,6 @@ from sampling.vocab_shard import VocabShard
 
 VOCAB = 5 * TILE + 300
 
-
 FILTERS: list[dict[str, Any]] = [
     {"top_k": 1},
     {"top_k": 50},
@@ -26,7 +25,6 @@ FILTERS: list[dict[str, Any]] = [
     {"min_p": 0.05},
     {"min_p": 1e-7, "top_k": 129, "top_p": 1e-9},
 ]
-
 
 WISHES: list[dict[str, Any]] = [
     {"temperature": 0.0},
@@ -43,7 +41,6 @@ WISHES: list[dict[str, Any]] = [
     {"bad_words": ((7,), (2, 3, 4100)), "temperature": 0.0},
     {"min_tokens": 3, "stop_token_ids": (TILE + 1, 0), "top_k": 5},
 ]
-
 
 REPORTS: list[dict[str, Any]] = [
     {"logprobs": 5},

@@ -16,8 +16,6 @@ from tests.sampling.steps import make_batch
 
 NUM_ROWS = 256
 SMALL = {"top_k": 50, "top_p": 0.95, "min_p": 0.01}
-
-
 FILTERED = 4 * NOTED + 4 * (MAX_BLOCKS + 2 * MAX_CANDIDATES) + 64
 """Bytes a filtered row takes whatever its vocabulary: candidates and what is noted of them."""
 ROUNDING = 64 * 512

@@ -20,10 +20,7 @@ def rope(kind: str, **fields: Any) -> dict[str, Any]:
 
 
 YARN_FIELDS = {"factor": 4.0, "original_max_position_embeddings": 32}
-
-
 YARN = rope("yarn", **YARN_FIELDS)
-
 
 LLAMA3 = rope(
     "llama3",
@@ -33,12 +30,8 @@ LLAMA3 = rope(
     original_max_position_embeddings=32,
 )
 
-
 EVERY_OTHER = {"layer_types": ["sliding_attention", "full_attention"]}
-
-
 WINDOW = {**EVERY_OTHER, "sliding_window": 11}
-
 
 LONG = rope(
     "longrope",
@@ -46,7 +39,6 @@ LONG = rope(
     long_factor=[2.0] * 4,
     original_max_position_embeddings=128,
 )
-
 
 EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
 
@@ -64,7 +56,6 @@ ERNIE_EXPERTS: dict[str, Any] = {
     "moe_num_shared_experts": 2,
     "moe_layer_start_index": 1,
 }
-
 
 MODELS = {
     "apertus": hf.ApertusConfig(**GROUPED, attention_bias=True),
@@ -228,7 +219,6 @@ MODELS = {
     "starcoder2-no-biases": hf.Starcoder2Config(**GROUPED, use_bias=False, sliding_window=None),
 }
 
-
 GEMMA4: dict[str, Any] = {
     **GROUPED,
     "num_hidden_layers": 4,
@@ -240,7 +230,6 @@ GEMMA4: dict[str, Any] = {
     "final_logit_softcapping": 3.0,
     "use_bidirectional_attention": "vision",
 }
-
 
 GEMMA4_SHARED: dict[str, Any] = {
     "num_kv_shared_layers": 2,

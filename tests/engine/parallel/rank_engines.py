@@ -28,13 +28,9 @@ CONFIG = EngineConfig(
     structured=STRUCTURED,
 )
 
-
 ATOL = 1e-4
 """Of logprobs: some 20 times what the sums of the demo model's layers were seen to differ by."""
-
-
 TEXTS = ("def main(", "import os\n", "class A:\n    def ", "x = [1, 2, ", "for i in range(")
-
 
 WISHES: list[dict[str, Any]] = [
     {"temperature": 0.0, "logprobs": 2},

@@ -21,8 +21,6 @@ from sampling.params import SamplingParams
 from tests.engine.tiny_models import VOCAB
 
 MAX_TOKENS = 24
-
-
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -69,8 +67,6 @@ class Reply(msgspec.Struct):
 
 
 Replies = dict[tuple[int, int], Reply]
-
-
 Tokens = dict[tuple[int, int], tuple[list[int], Finish]]
 """By request and choice."""
 

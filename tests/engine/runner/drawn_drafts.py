@@ -15,11 +15,7 @@ from sampling.selftest.statistics import chi_square
 from tests.engine.exact import Target
 
 ODDS = 1e-6
-
-
 K, LENGTH, NUM_CHOICES = 3, 4, 3000
-
-
 PROMPT = [3, 14, 15, 92, 65, 3]
 
 

@@ -11,8 +11,6 @@ from engine.contracts.weights import (
 from tests.engine.weights.trainer import BUFFER_BYTES
 
 ROOT = Path(__file__).parents[3]
-
-
 LOCALHOST, NAME = "127.0.0.1", "weights"
 
 

@@ -54,7 +54,6 @@ KINDS: dict[str, tuple[Callable[[Tensor], None], bool]] = {
 }
 """How a row is spoiled, and whether that makes it bad."""
 
-
 Wishes = dict[int, dict[str, Any]]
 """Parameters of some rows beside the filters."""
 

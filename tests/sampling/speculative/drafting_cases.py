@@ -14,7 +14,6 @@ from sampling.rows import SamplingRows
 
 POSITION, NUM_DRAFTS = 12, 4
 
-
 PARAMS: list[dict[str, Any]] = [
     {"constrained": True},  # the mask of a grammar is not one that drafts obey
     {"temperature": 0.0},
@@ -25,7 +24,6 @@ PARAMS: list[dict[str, Any]] = [
     {"temperature": 1e-42},
     {"temperature": 1e300},
 ]
-
 
 N = 2 * len(PARAMS)
 

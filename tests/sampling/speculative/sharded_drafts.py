@@ -14,8 +14,6 @@ from tests.sampling.sharded_cases import own, sharded
 from tests.sampling.speculative.drafting_cases import PARAMS, N, make_rows
 
 DEPTH, NUM_DRAFTS = 1, 2
-
-
 METHODS = ("greedy", "gumbel", "coupled")
 
 

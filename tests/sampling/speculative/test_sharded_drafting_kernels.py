@@ -15,8 +15,6 @@ from tests.sampling.speculative.drafting_cases import N, make_logits
 from tests.sampling.speculative.sharded_drafts import METHODS, assert_alike, drafted
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where a GPU is silent
-
-
 VOCAB = 2 * TILE + 304
 """Less than there: the interpreter takes half a second for a tile of all rows."""
 

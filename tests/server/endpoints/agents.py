@@ -9,7 +9,6 @@ from tests.server.endpoints.chat.tool_replies import call
 
 KEY = "secret"
 
-
 TEMPLATE = (
     "{% for t in tools or [] %}[tool]{{ t.function.name }}{% endfor %}"
     "{% for m in messages %}[{{ m.role }}]"

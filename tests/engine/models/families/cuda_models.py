@@ -8,7 +8,6 @@ import transformers as hf
 
 VOCAB, BLOCK_SIZE, NUM_ROWS, LENGTH, SHARED = 384, 16, 4, 176, 64
 
-
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 256,
@@ -22,12 +21,8 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
-
 WINDOW = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 37}
-
-
 EXPERTS = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
-
 
 LATENT = {  # DeepSeek-V2-Lite's heads
     "kv_lora_rank": 64,
@@ -41,7 +36,6 @@ LATENT = {  # DeepSeek-V2-Lite's heads
     "n_shared_experts": 2,
     "first_k_dense_replace": 1,
 }
-
 
 GROUPS = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
 

@@ -37,13 +37,8 @@ from tests.engine.models.serving import (
 from tests.engine.models.small_models import MODELS as FAMILIES
 
 CPU = torch.device("cpu")
-
-
 VOCAB = 4 * TILE + 9
-
-
 WIDE = {**GROUPED, "vocab_size": VOCAB}
-
 
 EXPERTS: dict[str, Any] = {
     "num_experts": 6,
@@ -51,9 +46,7 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 24,
 }
 
-
 DIVIDED_LATENT = {**LATENT, "num_key_value_heads": 4, "first_k_dense_replace": 1}
-
 
 GENERAL = (
     "apertus",
@@ -83,7 +76,6 @@ GENERAL = (
     "starcoder2",
 )
 """Names in `FAMILIES`, which have too few ids to be divided."""
-
 
 NEWER = [name for name in FAMILIES if name.startswith(("gemma4", "mistral4"))]
 """Those that transformers 5.0 does not have."""
@@ -116,7 +108,6 @@ MODELS: dict[str, PreTrainedConfig] = {
     ),
     **{name: widened(FAMILIES[name]) for name in (*GENERAL, *NEWER)},
 }
-
 
 PARTS = [(0, 0, 20), (1, 0, 7), (2, 0, 1)]
 

@@ -40,7 +40,6 @@ from tests.engine.models.serving import expected, load, mean_kl, write_tiny
 SPREAD = 1.4 * SIZES["hidden_size"] ** -0.5
 """Weights of this size keep numbers near 1 and attention far from uniform."""
 
-
 # Steps: tokens of a decoding row, parts (row, first token, last token), and whether rows 2 and 3
 # read the blocks that begin row 1.
 Parts = list[tuple[int, int, int]]

@@ -14,10 +14,7 @@ from tests.engine.models.formats.packers import (
 from tests.engine.models.small_models import EVERY_OTHER, rope
 
 WINDOW = {**EVERY_OTHER, "sliding_window": 11}
-
-
 HALF = rope("default", partial_rotary_factor=0.5)
-
 
 MODELS = {
     "cohere": hf.CohereConfig(**WIDE, logit_scale=0.7),

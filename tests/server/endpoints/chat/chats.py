@@ -11,7 +11,6 @@ TEMPLATE = (
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
-
 HELLO = [{"role": "user", "content": "hello"}]
 
 

@@ -14,5 +14,4 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 
-
 FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}}

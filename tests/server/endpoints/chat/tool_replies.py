@@ -18,7 +18,6 @@ TEMPLATE = (
     '{# <tool_call>{"name": ..., "arguments": ...}</tool_call> <think></think> #}'
 )
 
-
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 
 
@@ -33,11 +32,7 @@ def call(name: str = "look", **arguments: Any) -> str:
 
 
 TOOLS: dict[str, Any] = {"tools": [tool(at={"type": "string"}), tool("stop")]}
-
-
 THOUGHTS = "<think>\nThey want it.\n</think>\n\n"
-
-
 REPLY = f"{THOUGHTS}I look.\n{call(at='grüße </tool_call>')}\n{call('stop')}"
 
 

@@ -219,8 +219,6 @@ async def test_a_failed_step_is_a_500(finish: Finish, code: str) -> None:
 
 
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
-
-
 Q = "questions[0]"
 REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"questions": []}, "questions", "at least 1"),

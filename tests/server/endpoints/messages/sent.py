@@ -11,12 +11,10 @@ from tests.server.conftest import MODEL, Site
 
 HELLO = [{"role": "user", "content": "hello"}]
 
-
 LOOK = {
     "name": "look",
     "input_schema": {"type": "object", "properties": {"at": {"type": "string"}}},
 }
-
 
 TOOLS: dict[str, Any] = {"tools": [LOOK, {"name": "stop", "input_schema": {"type": "object"}}]}
 

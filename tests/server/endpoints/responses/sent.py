@@ -19,7 +19,6 @@ LOOK = {
     "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
 }
 
-
 TOOLS: dict[str, Any] = {"tools": [LOOK, {"type": "function", "name": "stop"}]}
 
 

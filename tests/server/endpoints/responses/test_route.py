@@ -17,7 +17,6 @@ from tests.server.endpoints.responses.sent import TOOLS, events_of, respond
 
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 
-
 OPENRESPONSES = frozenset(
     (
         *("id", "object", "created_at", "completed_at", "status", "incomplete_details"),
