@@ -2,8 +2,10 @@
 
     python -m benchmarks.bench_prefill --tokens 65536
 
-Prompts of one length without a prefix, in bfloat16. Prints a line a case, best of several launches;
-the last line is JSON. Products are 4 * D for each query head, token and key it sees.
+Prompts of one length without a prefix, in bfloat16; then few tokens after many that are cached, by
+our kernel alone, with a program for all keys of a tile and with several. Prints a line a case, best
+of several launches; the last line is JSON. Products are 4 * D for each query head, token and key it
+sees.
 """
 
 from __future__ import annotations
@@ -16,10 +18,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.bench_attention import LAYERS, layers_us
+from engine.attention.fixed_tiles import most_tiles
 from engine.attention.flashinfer import FlashInferPrefill, modules_of
 from engine.attention.modules import wait_for_modules
 from engine.contracts.attention import AttentionInputs, AttentionSpec
-from engine.kernels.prefill_attention import Tiling, prefill_attention, prefill_tiles, tiling_of
+from engine.kernels.prefill_attention import (
+    Tiling,
+    prefill_attention,
+    prefill_tiles,
+    tile_width,
+    tiling_of,
+)
+from engine.kernels.prefill_shares import Divided, PrefillScratch
 from engine.memory.pages import KVCache
 from sampling.device.compiling import compiling_together
 from sampling.device.mirror import to_device
@@ -28,6 +39,9 @@ DEVICE = torch.device("cuda")
 HEADS = {"32 q, 8 kv": (32, 8), "16 q, 8 kv": (16, 8)}
 LENGTHS = (512, 4096)
 HEAD_DIM, BLOCK_SIZE, LAUNCHES = 128, 16, 6
+CACHED_HEADS = {"16 q, 8 kv of 128": (16, 8, 128), "24 q, 4 kv of 256": (24, 4, 256)}
+CACHED, NUM_NEW = (0, 8000), 64
+"""Keys before the new tokens of a row, and how many of these there are."""
 
 
 class Prompts:
@@ -107,6 +121,65 @@ def case(name: str, length: int, num_tokens: int, tilings: list[Tiling]) -> dict
     return row
 
 
+class Continued:
+    """A row of `NUM_NEW` tokens after some that are cached, in several layers."""
+
+    def __init__(self, heads: tuple[int, int, int], cached: int) -> None:
+        self.spec = AttentionSpec(*heads, heads[2] ** -0.5)
+        num_keys = cached + NUM_NEW
+        each = -(-num_keys // BLOCK_SIZE)
+        specs = [self.spec] * LAYERS
+        self.cache = KVCache(specs, each + 1, BLOCK_SIZE, torch.bfloat16, DEVICE)
+        for layer in self.cache.layers:
+            layer.normal_()
+        self.tables = (torch.randperm(each, device=DEVICE) + 1).int()[None]
+        self.q = torch.randn((NUM_NEW, heads[0], heads[2]), dtype=torch.bfloat16, device=DEVICE)
+        self.out = torch.empty_like(self.q)
+        group, self.tiling = heads[0] // heads[1], tiling_of(heads[2], torch.bfloat16, DEVICE)
+        starts, lengths = np.array([0, NUM_NEW]), np.array([num_keys])
+        args = starts.astype(np.int32), lengths.astype(np.int32), each, group, self.tiling
+        self._tiles, self._most = prefill_tiles(*args), most_tiles(NUM_NEW, (group, self.tiling))
+        self._num_keys = num_keys
+        count = group * tile_width(group, self.tiling)
+        self._scratch = PrefillScratch(count, count * heads[2], DEVICE)
+
+    def times(self, *, in_graph: bool) -> dict[str, Any]:
+        """Of a layer, in the step's own tiles or in as many as a graph for any such step has."""
+        tiles, num_keys = self._tiles, self._num_keys
+        if in_graph:
+            tiles = np.pad(tiles, [(0, self._most - len(tiles)), (0, 0)])
+            num_keys = 1 << 30
+        on_device, num_programs = to_device(tiles, DEVICE), len(tiles) * self.spec.num_kv_heads
+        divided = self._scratch.divided(num_programs, num_keys, some_empty=in_graph)
+
+        def attend(layer: int, by: Divided | None) -> None:
+            pages, rest = self.cache.layers[layer], (self.tables, on_device, self.out, self.tiling)
+            prefill_attention(self.spec, self.q, pages, *rest, divided=by)
+
+        whole_us = layers_us(lambda layer: attend(layer, None))
+        wanted = self.out.float()
+        divided_us = layers_us(lambda layer: attend(layer, divided))
+        return {
+            "shares": divided.most if divided else 1,
+            "whole_us": round(whole_us, 1),
+            "divided_us": round(divided_us, 1),
+            "error": (self.out.float() - wanted).abs().max().item(),
+        }
+
+
+def continued() -> list[dict[str, Any]]:
+    """Every case of few tokens after cached ones."""
+    rows = []
+    for name, heads in CACHED_HEADS.items():
+        for cached in CACHED:
+            layers = Continued(heads, cached)
+            for in_graph in (False, True):
+                row = {"heads": name, "cached": cached, "new": NUM_NEW, "in_graph": in_graph}
+                rows.append(row | layers.times(in_graph=in_graph))
+                print(rows[-1], flush=True)
+    return rows
+
+
 def main() -> None:
     """Every case."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -116,7 +189,7 @@ def main() -> None:
     given = [each.split(",") for each in args.tilings.split(";") if each]
     tilings = [Tiling(*map(int, each)) for each in given]
     tilings = tilings or [tiling_of(HEAD_DIM, torch.bfloat16, DEVICE)]
-    rows = []
+    rows = continued()
     for name in HEADS:
         for length in LENGTHS:
             rows.append(row := case(name, length, args.tokens, tilings))

@@ -29,7 +29,7 @@ class AttentionShape(NamedTuple):
 
     Attributes:
         group: query heads for each key head.
-        query_len: query tokens of each row, 0 where rows differ.
+        query_len: query tokens of each row; where rows differ, the most of a tile, or 0.
         page: keys in a page.
         padded_queries, padded_dim: M and D of the kernel's comments.
         block: N.

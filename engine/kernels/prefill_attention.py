@@ -4,8 +4,11 @@
 A program takes a key head and a tile: some of a row's query tokens with all query heads of that key
 head, so that keys are read once for them. It goes over the row's keys in ascending order, in blocks
 that begin at multiples of their length, and a key that a query does not see adds exactly nothing.
-So a token's output is the same whatever is beside it in a step and however its prompt is cut
-into chunks, bit for bit. The torch twin is `PlainAttention`.
+So a token's output is the same whatever is beside it in a step and however its prompt is cut into
+chunks, bit for bit, where a program goes over all keys. That does not hold where several programs
+divide them (`prefill_shares`), as they do for rows of many keys in a step of few tiles: how many
+divide a tile's keys depends on the other tiles and rows and on where the tile ends, and the last
+bits of its sums depend on that. The torch twin is `PlainAttention`.
 
 Letters in comments: G query heads a key head, M queries of a tile (token by token, padded), D
 head_dim (padded to a power of two), N keys a block.
@@ -20,7 +23,8 @@ import numpy.typing as npt
 import torch
 
 from engine.contracts.attention import AttentionSpec
-from engine.kernels.decode.split_keys import rescale
+from engine.kernels.decode.softmax import add_sinks
+from engine.kernels.decode.split_keys import leave_share, rescale
 from engine.kernels.pages import (
     LOG2E,
     MIN_DOT,
@@ -36,6 +40,7 @@ from engine.kernels.pages import (
     query_tiles,
     times_scale,
 )
+from engine.kernels.prefill_shares import Divided, add_up, first_key, share_of_tile
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, tl, triton
 
@@ -98,7 +103,8 @@ class Queries(NamedTuple):
 
     q: Any  # [M, D]
     factors: Any  # [M], that scores with keys in float8 are multiplied with
-    at: Any  # [M, D], their offsets in q, and those of their outputs in out
+    starts: Any  # [M], where each begins in q, and its output in out
+    at: Any  # [M, D], the offsets of all their numbers
     mask: Any  # [M, D], of those there are
     inside: Any  # [M], likewise
     heads: Any  # [M]
@@ -127,7 +133,8 @@ def load_queries(q, tile, head, scales, shape: tl.constexpr):
     if scales is not None:
         loaded, factors = in_half(loaded)
         factors *= tl.load(scales + head)
-    return Queries(loaded, factors, at, mask, inside, heads, tile.num_before + token)
+    starts = (at_token + heads) * shape.head_dim
+    return Queries(loaded, factors, starts, at, mask, inside, heads, tile.num_before + token)
 
 
 @jit
@@ -198,8 +205,8 @@ def _go_on(
 
 
 @jit
-def _attend(queries, tile, pages, head, rules, shape: tl.constexpr):
-    """The sums over all keys that the tile's queries see."""
+def _attend(queries, tile, pages, head, keys, rules, shape: tl.constexpr):
+    """The sums over the keys that the tile's queries see, or over a share of them, `keys`."""
     factor = (
         LOG2E
         if rules.softcap is not None or rules.alibi_slopes is not None
@@ -213,37 +220,56 @@ def _attend(queries, tile, pages, head, rules, shape: tl.constexpr):
         tl.full((shape.padded_queries,), 0.0, tl.float32),
         tl.full((shape.padded_queries, shape.padded_dim), 0.0, tl.float32),
     )
-    if rules.window is not None:
-        lowest = tl.maximum(tile.num_before + 1 - rules.window, 0)
-        first = lowest // shape.block * shape.block
-        return _go_on(
-            sums, queries, tile, slopes, pages, head, first, tile.end, factor, rules, shape, True
+    start, end = first_key(tile, rules, shape), tile.end
+    if keys is not None:
+        start, end = keys.start, keys.end
+    if rules.window is None:
+        whole = (tile.num_before + 1) // shape.block * shape.block  # keys that every query sees
+        if keys is not None:
+            whole = tl.minimum(tl.maximum(whole, start), end)
+        sums = _go_on(
+            sums, queries, tile, slopes, pages, head, start, whole, factor, rules, shape, False
         )
-    whole = (tile.num_before + 1) // shape.block * shape.block  # keys that every query sees
-    sums = _go_on(sums, queries, tile, slopes, pages, head, 0, whole, factor, rules, shape, False)
-    return _go_on(
-        sums, queries, tile, slopes, pages, head, whole, tile.end, factor, rules, shape, True
-    )
+        start = whole
+    return _go_on(sums, queries, tile, slopes, pages, head, start, end, factor, rules, shape, True)
 
 
 @jit
 def _prefill_kernel(
-    q, out, pages, scales, tables, tiles, rules, shape: tl.constexpr, overlap: tl.constexpr
+    q, out, pages, scales, tables, tiles, room, rules, shape: tl.constexpr, overlap: tl.constexpr
 ):
     begin_next(overlap)
     # Programs of one tile are neighbours: their heads lie side by side in memory.
-    head, i = tl.program_id(0) % shape.kv_heads, tl.program_id(0) // shape.kv_heads
-    wait_for_last(overlap)
+    place, keys = tl.program_id(0), None
+    head, i = place % shape.kv_heads, place // shape.kv_heads
+    if room is None:
+        wait_for_last(overlap)
     tile = load_tile(tables, tiles, i)
+    if room is not None:
+        # Tiles were copied before the step's first kernel, so these need not wait to end.
+        keys = share_of_tile(tile, room.least, rules, shape)
+        if tl.program_id(1) >= keys.active:
+            return
+        wait_for_last(overlap)
     queries = load_queries(q, tile, head, scales, shape)
-    sums = _attend(queries, tile, pages, head, rules, shape)
+    sums = _attend(queries, tile, pages, head, keys, rules, shape)
+    if keys is not None:  # noqa: SIM102  # what is left out is not compiled
+        if keys.active > 1:
+            cell = place * tl.num_programs(1) + tl.program_id(1)
+            if leave_share(
+                room, place, cell, keys.active, queries, sums.top, sums.total, sums.acc, shape
+            ):
+                add_up(room, out, queries, head, keys.active, scales, rules.sinks, shape)
+            return
+    _store(out, queries, sums, head, scales, rules.sinks, shape)
+
+
+@jit
+def _store(out, queries, sums, head, scales, sinks, shape: tl.constexpr):
+    """Store what the queries of a tile and key head attend to."""
     total, acc = sums.total, sums.acc
-    if rules.sinks is not None:
-        sinks = tl.load(rules.sinks + queries.heads, mask=queries.inside, other=float("-inf"))
-        higher = tl.maximum(sums.top, sinks * LOG2E)
-        shrink = rescale(sums.top, higher)
-        total = total * shrink + rescale(sinks * LOG2E, higher)
-        acc = acc * shrink[:, None]
+    if sinks is not None:
+        total, acc = add_sinks(queries, sums.top, total, acc, sinks)
     total = tl.where(total == 0.0, 1.0, total)  # padded queries
     acc = times_scale(acc, scales, shape.kv_heads + head)
     tl.store(out + queries.at, (acc / total[:, None]).to(out.dtype.element_ty), mask=queries.mask)
@@ -258,6 +284,7 @@ def prefill_attention(
     out: torch.Tensor,
     tiling: Tiling | None = None,
     scales: torch.Tensor | None = None,
+    divided: Divided | None = None,
 ) -> None:
     """Attend causally from the tiles' tokens to their rows' keys, those of the tokens included.
 
@@ -269,6 +296,7 @@ def prefill_attention(
         out: as q, contiguous.
         tiling: the one that made `tiles`; None is `tiling_of` the layer.
         scales: `KVCache.layer_scales`.
+        divided: how tiles' keys are divided among programs, None for a program a tile and key head.
     """
     assert tables.is_contiguous()
     assert out.is_contiguous()
@@ -278,7 +306,7 @@ def prefill_attention(
     shape = AttentionShape(
         kv_heads=kv_heads,
         group=group,
-        query_len=0,
+        query_len=tile_width(group, tiling),
         head_dim=head_dim,
         page=pages.shape[2],
         padded_queries=max(tiling.queries, triton.next_power_of_2(group)),
@@ -286,13 +314,14 @@ def prefill_attention(
         block=tiling.keys,
         precision="ieee" if q.dtype == torch.float32 else "tf32",
     )
-    _prefill_kernel[(len(tiles) * kv_heads,)](
+    _prefill_kernel[(len(tiles) * kv_heads, divided.most if divided else 1)](
         q.contiguous(),
         out,
         pages,
         scales,
         tables,
         tiles,
+        divided.room if divided else None,
         Rules.of(spec),
         shape=shape,
         num_warps=tiling.num_warps,

@@ -109,11 +109,20 @@ def share_of(seq_len, num_keys, full_shares, rules, shape: tl.constexpr):
     if rules.window is not None:
         first = tl.maximum(seq_len - shape.query_len + 1 - rules.window, 0)
         first = first // shape.block * shape.block
-    num_keys -= first
-    num_shares = tl.minimum(tl.maximum(num_keys // _LONG, full_shares), tl.num_programs(2))
+    per_share, active = divide(num_keys - first, _LONG, full_shares, tl.num_programs(2), shape)
+    return first, per_share, active
+
+
+@jit
+def divide(num_keys, long, full_shares, most, shape: tl.constexpr):
+    """Keys a share, whole blocks of them, and how many shares there are, at least one.
+
+    As many as have `long` keys each, but at least `full_shares` and at most `most`.
+    """
+    num_shares = tl.minimum(tl.maximum(num_keys // long, full_shares), most)
     turns = tl.cdiv(tl.cdiv(num_keys, num_shares), shape.block)
     per_share = tl.maximum(turns, 1) * shape.block
-    return first, per_share, tl.maximum(tl.cdiv(num_keys, per_share), 1)
+    return per_share, tl.maximum(tl.cdiv(num_keys, per_share), 1)
 
 
 @jit
@@ -132,20 +141,34 @@ def gather_shares(shared, row, head, share, active, tile, top, total, acc, shape
     Returns:
         Whether this is the last, and maxima, sums of weights and weighted values, then of all.
     """
-    cell = (row * shape.kv_heads + head) * tl.num_programs(2)
-    _leave(shared, cell + share, tile, top, total, acc, shape)
-    tl.debug_barrier()  # all threads' stores before the arrival is announced
-    arrivals = shared.arrivals + row * shape.kv_heads + head
-    is_last = tl.atomic_add(arrivals, 1) == active - 1
+    place = row * shape.kv_heads + head
+    cell = place * tl.num_programs(2)
+    is_last = leave_share(shared, place, cell + share, active, tile, top, total, acc, shape)
     if is_last:
-        tl.store(arrivals, 0)
         top, total, acc = _add_shares(shared, cell, active, tile, shape)
     return is_last, top, total, acc
 
 
 @jit
+def leave_share(shared, place, cell, active, tile, top, total, acc, shape: tl.constexpr):
+    """Leave a share's sums in its cell of the scratch.
+
+    Returns:
+        Whether all other shares have arrived at this `place` before; the next launch finds it as
+        it was.
+    """
+    _leave(shared, cell, tile, top, total, acc, shape)
+    tl.debug_barrier()  # all threads' stores before the arrival is announced
+    arrivals = shared.arrivals + place
+    is_last = tl.atomic_add(arrivals, 1) == active - 1
+    if is_last:
+        tl.store(arrivals, 0)
+    return is_last
+
+
+@jit
 def _leave(shared, cell, tile, top, total, acc, shape: tl.constexpr):
-    """Leave a share's sums in its cell of the scratch."""
+    """Store a share's sums in its cell."""
     m, d = tl.arange(0, shape.padded_queries), tl.arange(0, shape.padded_dim)
     count: tl.constexpr = shape.query_len * shape.group
     stat = shared.stats + (cell * count + m) * 2

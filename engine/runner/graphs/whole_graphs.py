@@ -4,7 +4,8 @@ In pieces, the host launches a graph and the attention's kernel for each layer: 
 in which a GPU computes some hundred tokens of a small model and more. Where all rows of a step
 prefill on our own kernel, that kernel can be in the graph: what it does depends on the step by its
 tiles and block tables alone, which lie at fixed addresses (`FixedTiles`). It launches the same
-kernels for as many tokens as the pieces do, so its results have the same bits.
+kernels for as many tokens as the pieces do, so its results have the same bits, unless the keys of a
+long row are divided among programs: into how many, a graph has fixed for any step of its size.
 """
 
 from __future__ import annotations

@@ -25,7 +25,13 @@ from engine.kernels.experts.layer import experts_few
 from engine.kernels.experts.routing import RoutingRules, choose_experts_torch, choose_experts_triton
 from engine.kernels.fp8 import quantize_rows_torch
 from engine.kernels.norm import rms_norm_triton
-from engine.kernels.prefill_attention import prefill_attention, prefill_tiles, tiling_of
+from engine.kernels.prefill_attention import (
+    prefill_attention,
+    prefill_tiles,
+    tile_width,
+    tiling_of,
+)
+from engine.kernels.prefill_shares import PrefillScratch
 from engine.kernels.quantized.fp8_blocks import quantize_spans_torch
 from engine.kernels.quantized.fp8_skinny import fp8_skinny_linear
 from engine.kernels.quantized.int4 import pack
@@ -143,6 +149,34 @@ def test_attention(name: str, dtype: torch.dtype, compiled: Compiler) -> None:
     prefill_attention(spec, q, pages, tables, tiles, torch.empty_like(q), tiling)
     rms_norm_triton(q.flatten(1)[:, 8:], torch.ones(q[0].numel() - 8, dtype=dtype), 1e-6)
     assert compiled.names == {"_decode_kernel", "_prefill_kernel", "_rms_norm_kernel"}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, FP8_CACHE])
+@pytest.mark.parametrize("heads", [(8, 2, 64), (16, 8, 128), (24, 4, 256)])
+def test_divided_keys_take_no_more_memory(
+    heads: tuple[int, int, int], dtype: torch.dtype, compiled: Compiler
+) -> None:
+    """What the last share adds up goes through registers that its loops over keys have left. A few
+    that it needs then wait on the stack meanwhile."""
+    num_heads, kv_heads, head_dim = heads
+    spec = AttentionSpec(*heads, 0.1, sinks=torch.zeros(num_heads))
+    scales = [torch.ones(2, kv_heads)] if dtype == FP8_CACHE else None
+    cache = KVCache([spec], 3, 16, torch.bfloat16, CPU, scales)
+    q = torch.zeros((1, num_heads, head_dim), dtype=torch.bfloat16)
+    tables, group = torch.ones((1, 1), dtype=torch.int32), num_heads // kv_heads
+    tiling = tiling_of(head_dim, q.dtype, CPU)
+    starts, lengths = np.array([0, 1], dtype=np.int32), np.array([9], dtype=np.int32)
+    tiles = torch.from_numpy(prefill_tiles(starts, lengths, 1, group, tiling))
+    count = group * tile_width(group, tiling)
+    scratch = PrefillScratch(count, count * head_dim, CPU)
+    divided = scratch.divided(1, 4096, some_empty=False)
+    assert divided is not None
+    rows = (spec, q, cache.layers[0], tables, tiles, torch.empty_like(q), tiling)
+    for each in (None, divided):
+        prefill_attention(*rows, cache.layer_scales(0), each)
+    whole, parts = compiled.compiled.values()
+    assert parts.stack <= whole.stack + 16
+    assert parts.shared <= whole.shared
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, FP8_CACHE])
