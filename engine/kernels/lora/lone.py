@@ -27,6 +27,10 @@ COPIES = 32
 """Places where a number is handed over: a thousand programs that read one line of memory at once
 wait for each other longer than for the number."""
 
+WIDE, WIDE_REGISTERS = 1 << 12, 40
+"""A block of a gated product, and registers of a thread at most: those of `skinny_linear`, so that
+as many programs are on a processor. Others have them or are there with all programs at once."""
+
 
 class Handover(NamedTuple):
     """Where the programs of a launch hand numbers over.
@@ -67,10 +71,18 @@ class Handovers:
 
 
 @jit
-def _taken(words, step, module, r, RANK: tl.constexpr):  # noqa: N803
-    """Wait for what the row was shrunk to by a module: float32 [RANK]."""
-    at = words + module * RANK + r
-    word = tl.load(at, volatile=True)
+def _hand_over(words, step, row, number, copy_stride, COPIES: tl.constexpr):  # noqa: N803
+    """Write numbers [ROWS] of the shrunk row to all places where programs wait for them."""
+    low = number.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+    word = (step.to(tl.int64) << 32) | low
+    copies = words + tl.arange(0, COPIES)[None, :] * copy_stride
+    places = tl.zeros((1, COPIES), tl.int64)
+    tl.atomic_xchg(copies + row[:, None], word[:, None] + places, sem="relaxed")
+
+
+@jit
+def _taken(word, at, step):
+    """Wait until words are of this step, and take their numbers: float32 [RANK]."""
     while tl.max(((word >> 32) != step).to(tl.int32), 0) != 0:
         word = tl.load(at, volatile=True)
     return word.to(tl.int32).to(tl.float32, bitcast=True)
@@ -85,7 +97,7 @@ def _module_of(n, bounds, num_modules: tl.constexpr):
     return module
 
 
-@jit(do_not_specialize=["slot_stride_a", "slot_stride_b", "scale_stride", "copy_stride"])
+@jit(do_not_specialize=["scale_stride"])
 def _lone_kernel(
     x,
     residual,
@@ -116,65 +128,68 @@ def _lone_kernel(
     COPIES: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
 ):
-    """A program computes ROWS numbers of the shrunk row, or ROWS outputs."""
+    """A program computes ROWS numbers of the shrunk row, or ROWS outputs; gated, of either half.
+
+    What comes from memory is asked for before what comes from a cache, and both kinds of programs
+    go one way: so as much of the weight is on its way at once as in `skinny_linear`.
+    """
     begin_next(overlap)
-    num_shrinking: tl.constexpr = num_modules * RANK // ROWS
+    num_numbers: tl.constexpr = num_modules * RANK // (2 if gated else 1)  # of a half
+    num_shrinking: tl.constexpr = num_numbers // ROWS
     program = tl.program_id(0)
-    first = program == 0
-    # Which adapter the row has is known before the step begins, so this waits for no kernel.
-    slot = tl.load(slots).to(tl.int64)
-    k = tl.arange(0, BLOCK)
-    inside = k < in_features
-    has_adapter = slot >= 0
-    slot = tl.maximum(slot, 0)  # what is read of it in vain is not used
-    if program < num_shrinking:
-        row = program * ROWS + tl.arange(0, ROWS)
-        tile_ptr = a + slot * slot_stride_a + row[:, None] * in_features + k[None, :]
-        tile = tl.load(tile_ptr, mask=inside[None, :], other=0.0)
-        wait_for_last(overlap)
-        value = normed_input(x, residual, norm_weight, sums, k, inside, eps, in_features, first)
-        shrunk = tl.sum(tile.to(tl.float32) * value[None, :], 1)
-        low = shrunk.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-        word = (tl.load(step).to(tl.int64) << 32) | low
-        copies = words + tl.arange(0, COPIES)[None, :] * copy_stride
-        places = tl.zeros((1, COPIES), tl.int64)
-        tl.atomic_xchg(copies + row[:, None], word[:, None] + places, sem="relaxed")
-        return
     begin = (program - num_shrinking) * ROWS
-    n = begin + tl.arange(0, ROWS)
-    here, r = n < out_features, tl.arange(0, RANK)
+    source, limit = weight, begin * 0 + out_features
+    # Which adapter the row has is known before the step begins, so this waits for no kernel.
+    slot, count = tl.load(slots).to(tl.int64), tl.load(step)
+    has_adapter, slot = slot >= 0, tl.maximum(slot, 0)  # what is read of it in vain is not used
+    if program < num_shrinking:
+        source, limit = a + slot * slot_stride_a, limit * 0 + num_numbers
+        begin = program * ROWS
+    n, k = begin + tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    here, inside = n < limit, k < in_features
     both = here[:, None] & inside[None, :]
-    tile_ptr = weight + n[:, None].to(tl.int64) * in_features + k[None, :]
+    tile_ptr = source + n[:, None].to(tl.int64) * in_features + k[None, :]
     tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
     if gated:
-        tile_ptr += out_features * in_features
+        tile_ptr += limit.to(tl.int64) * in_features
         up_tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
+    tl.debug_barrier()  # which the compiler moves no loads over, here those that wait for the slot
     own_scales, own_b = scales + slot * scale_stride, b + slot * slot_stride_b
+    r = tl.arange(0, RANK)
     module = _module_of(begin, bounds, num_modules)
-    scale = tl.load(own_scales + module)
-    b_tile = tl.load(own_b + n[:, None] * RANK + r[None, :], mask=here[:, None], other=0.0)
+    b_ptr, own_here = own_b + n[:, None] * RANK + r[None, :], (n < out_features)[:, None]
+    scale, b_tile = tl.load(own_scales + module), tl.load(b_ptr, mask=own_here, other=0.0)
     if gated:
         up_module = _module_of(begin + out_features, bounds, num_modules)
         up_scale = tl.load(own_scales + up_module)
-        up_ptr = own_b + (n + out_features)[:, None] * RANK + r[None, :]
-        up_b = tl.load(up_ptr, mask=here[:, None], other=0.0)
-    count = tl.load(step)
+        up_b = tl.load(b_ptr + out_features * RANK, mask=own_here, other=0.0)
     wait_for_last(overlap)
+    # All programs but the first on their processors find the numbers here, and wait no more.
+    at = words + program % COPIES * copy_stride + r
+    word = tl.load(at + module * RANK, volatile=True)
+    if gated:
+        up_word = tl.load(at + up_module * RANK, volatile=True)
+    tl.debug_barrier()  # or they are asked for where they are needed
+    first = program == 0
     value = normed_input(x, residual, norm_weight, sums, k, inside, eps, in_features, first)
     dtype = out.dtype.element_ty
     result = tl.sum(tile.to(tl.float32) * value[None, :], 1)
-    if bias is not None:
-        result += tl.load(bias + n, mask=here, other=0.0).to(tl.float32)
     if gated:
         up = tl.sum(up_tile.to(tl.float32) * value[None, :], 1)
-        if bias is not None:
+    if program < num_shrinking:
+        _hand_over(words, count, n, result, copy_stride, COPIES)
+        if gated:
+            _hand_over(words + num_numbers, count, n, up, copy_stride, COPIES)
+        return
+    if bias is not None:
+        result += tl.load(bias + n, mask=here, other=0.0).to(tl.float32)
+        if gated:
             up += tl.load(bias + out_features + n, mask=here, other=0.0).to(tl.float32)
     if has_adapter:
-        own_words = words + program % COPIES * copy_stride
-        shrunk = _taken(own_words, count, module, r, RANK)
+        shrunk = _taken(word, at + module * RANK, count)
         result += tl.sum(b_tile.to(tl.float32) * shrunk[None, :], 1) * scale
         if gated:
-            shrunk = _taken(own_words, count, up_module, r, RANK)
+            shrunk = _taken(up_word, at + up_module * RANK, count)
             up += tl.sum(up_b.to(tl.float32) * shrunk[None, :], 1) * up_scale
     if gated:
         result = gated_with(result.to(dtype), up.to(dtype))
@@ -215,7 +230,8 @@ def lone_linear(
     out = torch.empty((1, out_features), dtype=x.dtype, device=x.device)
     residual = norm.residual if norm else None
     sums = x if residual is None else torch.empty_like(x)
-    num_programs = num_modules * rank // shape.rows + triton.cdiv(out_features, shape.rows)
+    num_shrinking = num_modules * rank // (2 * shape.rows if gated else shape.rows)
+    num_programs = num_shrinking + triton.cdiv(out_features, shape.rows)
     _lone_kernel[(num_programs,)](
         x,
         residual,
@@ -245,6 +261,7 @@ def lone_linear(
         BLOCK=block,
         COPIES=COPIES,
         num_warps=shape.warps,
+        maxnreg=WIDE_REGISTERS if gated and block == WIDE else None,
         **overlap_of(x),
     )
     return out, sums
