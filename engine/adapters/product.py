@@ -78,10 +78,10 @@ class ProductStacks:
         """The part of scales in slots [..., modules]: [..., E, P]."""
         return _part(scales, self._first_scale, self._shape_of_scales)
 
-    def over(self, numbers: torch.Tensor, scales: torch.Tensor, blocks: torch.Tensor) -> None:
+    def over(self, numbers: torch.Tensor, scales: torch.Tensor) -> None:
         """Read slots [S, size] and [S, modules] from now on."""
         parts = self.a(numbers), self.b(numbers), self.scales(scales)
-        self.stacks = Stacks(*parts, blocks, self.bounds)
+        self.stacks = Stacks(*parts, self.bounds)
 
     def put(self, adapter: HostAdapter, target: AdapterTarget, factors: Factors) -> None:
         """Write a rank's parts of a module's factors into an adapter."""

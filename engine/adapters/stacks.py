@@ -28,7 +28,6 @@ from engine.adapters.targets import (
     AdapterTargets,
     stacked_name,
 )
-from engine.kernels.lora.expand import output_blocks
 from engine.kernels.lora.groups import TILE, ActiveAdapters
 from engine.kernels.lora.lone import Handovers
 from engine.models.weights.shares import RankShare
@@ -142,8 +141,7 @@ class AdapterStacks:
         self._numbers = torch.zeros((self.num_slots, self.size), dtype=dtype, device=device)
         self._scales = torch.zeros((self.num_slots, self.num_scales), device=device)
         for product in self._products:
-            blocks = torch.from_numpy(output_blocks(product.bounds)).to(device)
-            product.over(self._numbers, self._scales, blocks)
+            product.over(self._numbers, self._scales)
 
     def handovers(self) -> Handovers | None:
         """Make the words that products of a lone row hand numbers over in; None on a CPU."""

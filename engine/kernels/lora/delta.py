@@ -38,7 +38,7 @@ def adapted_product(
         out = multiply()
         add_delta(out, x, stacks, groups)
         return out
-    shrunk, out, launch = _shrunk_beside(multiply, x, stacks, groups)
+    shrunk, out, launch = shrunk_beside(multiply, x, stacks, groups)
     expand_triton(out, shrunk, stacks, groups, **launch)
     return out
 
@@ -49,11 +49,11 @@ def adapted_gated(
     """Run a product to a gate and values [T, 2 * m], add what adapters do, and join both [T, m]."""
     if not x.is_cuda or not len(groups.slots):
         return silu_and_mul(adapted_product(multiply, x, stacks, groups))
-    shrunk, out, launch = _shrunk_beside(multiply, x, stacks, groups)
+    shrunk, out, launch = shrunk_beside(multiply, x, stacks, groups)
     return expand_gated_triton(out, shrunk, stacks, groups, **launch)
 
 
-def _shrunk_beside(
+def shrunk_beside(
     multiply: Callable[[], torch.Tensor], x: torch.Tensor, stacks: Stacks, groups: TokenGroups
 ) -> tuple[Shrunk, torch.Tensor, dict[str, Any]]:
     """Run a product and shrink its inputs, side by side in a graph.

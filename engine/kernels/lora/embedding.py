@@ -33,20 +33,24 @@ def add_embedding_delta_triton(
 ) -> None:
     """Compute `add_embedding_delta` by a kernel that takes columns of A, and `expand`."""
     num_tiles, rank = len(groups.slots), stacks.a.shape[-1]
-    sums = torch.empty((1, 1, num_tiles * TILE, rank), dtype=torch.float32, device=out.device)
+    sums = torch.empty((1, num_tiles * TILE, 1, rank), dtype=torch.float32, device=out.device)
+    own_scales = torch.empty((1, num_tiles), dtype=torch.float32, device=out.device)
     _take_kernel[(num_tiles,)](
         ids,
         stacks.a,
         groups.tokens,
         groups.slots,
+        stacks.scales,
         sums,
+        own_scales,
         stacks.a.stride(0),
+        stacks.scales.stride(0),
         RANK=rank,
         ROWS=TILE,
         num_warps=4,
         **overlap_of(out),
     )
-    shrunk = Shrunk(sums, None, stacks.a.shape[2], 0.0)
+    shrunk = Shrunk(sums, None, own_scales, stacks.a.shape[2], 0.0)
     expand_triton(out, shrunk, stacks, groups)
 
 
@@ -70,8 +74,11 @@ def _take_kernel(
     a,
     tokens,
     slots,
+    scales,
     sums,
+    own_scales,
     slot_stride,
+    scale_stride,
     RANK: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
@@ -79,7 +86,10 @@ def _take_kernel(
     """A program takes the columns of a tile's ids."""
     begin_next(overlap)
     wait_for_last(overlap)
-    slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
+    slot, scale = tl.load(slots + tl.program_id(0)).to(tl.int64), 0.0
+    if slot >= 0:
+        scale = tl.load(scales + slot * scale_stride)
+    tl.store(own_scales + tl.program_id(0), scale)
     if slot < 0:
         return
     place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.kernels.lora.groups import TILE, TokenGroups
@@ -18,22 +16,30 @@ from engine.kernels.skinny import gated_with
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, tl, triton
 
-COLUMNS = 128
-"""Outputs that a program computes at most."""
+COLUMNS, WARPS = 128, 4
+"""Outputs that a program computes at most, and its warps."""
 MOST_PROGRAMS = 5000
-"""Programs of a launch, of which a GPU runs some 2,000 at once."""
-MOST_RANKS = 64
+"""Programs of a launch, of which a GPU runs some 1,000 at once."""
+MOST_RANKS = 32
 """Ranks of a turn at most."""
 
 
-def output_blocks(bounds: Sequence[int]) -> npt.NDArray[np.int32]:
-    """The blocks of outputs that programs compute, as of `Stacks`, for modules between `bounds`."""
-    blocks = [
-        (module, first, min(first + COLUMNS, end))
-        for module, (begin, end) in enumerate(pairwise(bounds))
-        for first in range(begin, end, COLUMNS)
-    ]
-    return np.array(blocks, dtype=np.int32).reshape(-1, 3)
+def first_blocks(bounds: Sequence[int]) -> tuple[int, ...]:
+    """The first of the blocks of outputs of each module between `bounds`, and their number."""
+    counts = (triton.cdiv(end - begin, COLUMNS) for begin, end in pairwise(bounds))
+    return tuple(accumulate(counts, initial=0))
+
+
+@jit
+def _block_at(index, bounds: tl.constexpr, firsts: tl.constexpr, COLUMNS: tl.constexpr):  # noqa: N803
+    """The module of a block, the block's first output, and the one after the module's last."""
+    module, first, end = index * 0, bounds[0] + index * COLUMNS, bounds[1] + index * 0
+    for each in tl.static_range(1, len(bounds) - 1):
+        is_later = index >= firsts[each]
+        module = tl.where(is_later, each, module)
+        first = tl.where(is_later, bounds[each] + (index - firsts[each]) * COLUMNS, first)
+        end = tl.where(is_later, bounds[each + 1], end)
+    return module, first, end
 
 
 class _Places(NamedTuple):
@@ -41,106 +47,110 @@ class _Places(NamedTuple):
 
     sums: Any
     squares: Any
-    module: Any
     place: Any  # [ROWS]
+    here: Any  # [ROWS]
     num_places: Any
     eps: Any
 
 
 @jit
-def _delta(
+def _loaded(
     at,
-    b,
+    module,
     scale,
-    n,
-    inside,
-    num_inputs: tl.constexpr,
+    start,
     num_spans: tl.constexpr,
-    num_modules: tl.constexpr,
     RANK: tl.constexpr,  # noqa: N803
     STEP: tl.constexpr,  # noqa: N803
+    SPANS: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
 ):
-    """What a tile's adapter adds to outputs n [COLUMNS]; b is that of the adapter."""
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    if scale != 0:
-        factor = tl.zeros((ROWS,), tl.float32) + scale
-        if at.squares is not None:
-            square = tl.zeros((ROWS,), tl.float32)
-            for each in tl.static_range(num_spans):
-                row = (each * num_modules + at.module) * at.num_places
-                square += tl.load(at.squares + row + at.place)
-            root = tl.rsqrt(square / num_inputs + at.eps)
-        for start in range(0, RANK, STEP):
-            r = start + tl.arange(0, STEP)
-            own = b + n[None, :].to(tl.int64) * RANK + r[:, None]
-            tile = tl.load(own, mask=inside[None, :], other=0.0)
-            shrunk = tl.zeros((ROWS, STEP), tl.float32)
-            for each in tl.static_range(num_spans):
-                row = (each * num_modules + at.module) * at.num_places
-                line = (row + at.place).to(tl.int64) * RANK
-                shrunk += tl.load(at.sums + line[:, None] + r[None, :])
-            if at.squares is not None:
-                shrunk *= root[:, None]
-            total = tl.dot(shrunk.to(tile.dtype), tile, total, input_precision="ieee")
-        total *= factor[:, None]
-    return total
+    """Load what a tile's inputs were shrunk to by a module, by spans: [ROWS, SPANS, STEP]."""
+    is_read = at.here & (tl.zeros((ROWS,), tl.float32) + scale != 0)
+    span, r = tl.arange(0, SPANS), start + tl.arange(0, STEP)
+    line = (module * at.num_places + at.place).to(tl.int64)[:, None] * num_spans + span[None, :]
+    mask = is_read[:, None] & (span < num_spans)[None, :]
+    places = line[:, :, None] * RANK + r[None, None, :]
+    sums, squares = tl.load(at.sums + places, mask=mask[:, :, None], other=0.0), None
+    if at.squares is not None:
+        squares = tl.load(at.squares + line, mask=mask, other=0.0)
+    return sums, squares
 
 
-@jit(do_not_specialize=["num_places", "num_blocks"])
+@jit
+def _shrunk(loaded, eps, dtype: tl.constexpr, num_inputs: tl.constexpr):
+    """What a tile's inputs were shrunk to: [ROWS, STEP]."""
+    sums, squares = loaded
+    shrunk = tl.sum(sums, 1)
+    if squares is not None:
+        shrunk *= tl.rsqrt(tl.sum(squares, 1) / num_inputs + eps)[:, None]
+    return shrunk.to(dtype)
+
+
+@jit
+def _sum_of(base, delta, scale):
+    """What a product is with an adapter that changes its module, or leaves it alone."""
+    wide = base.to(tl.float32)
+    return tl.where(scale != 0, wide + delta * scale, wide).to(base.dtype)
+
+
+@jit(do_not_specialize=["num_tiles"])
 def _expand_kernel(
     out,
     sums,
     squares,
+    own_scales,
     b,
-    scales,
-    blocks,
     tokens,
     slots,
     out_stride,
     slot_stride,
     expert_stride,
-    scale_stride,
-    num_places,
-    num_blocks,
+    num_tiles,
     eps,
+    bounds: tl.constexpr,
+    firsts: tl.constexpr,
     num_inputs: tl.constexpr,
     num_experts: tl.constexpr,
     num_spans: tl.constexpr,
-    num_modules: tl.constexpr,
     RANK: tl.constexpr,  # noqa: N803
     STEP: tl.constexpr,  # noqa: N803
+    SPANS: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
 ):
-    """A program adds to some blocks of a tile's outputs."""
+    """A program adds to some blocks of a tile's outputs.
+
+    Its loads are two in a chain: what the tile has, then all that is multiplied and added.
+    """
     begin_next(overlap)
     wait_for_last(overlap)
-    slot = tl.load(slots + tl.program_id(0)).to(tl.int64)
-    if slot < 0:
-        return
-    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    token = tl.load(tokens + place)
-    expert, adapter = slot % num_experts, slot // num_experts
-    own = b + adapter * slot_stride + expert * expert_stride
-    own_scales = scales + adapter * scale_stride + expert * num_modules
+    num_modules: tl.constexpr = len(bounds) - 1
+    num_blocks: tl.constexpr = firsts[num_modules]
+    own_tile = tl.program_id(0)
+    place = own_tile * ROWS + tl.arange(0, ROWS)
+    slot, token = tl.load(slots + own_tile).to(tl.int64), tl.load(tokens + place)
+    own = b + slot // num_experts * slot_stride + slot % num_experts * expert_stride
+    r = tl.arange(0, STEP)
     for index in range(tl.program_id(1), num_blocks, tl.num_programs(1)):
-        block = blocks + index * 3
-        module, first, end = tl.load(block), tl.load(block + 1), tl.load(block + 2)
-        scale = tl.load(own_scales + module)
-        n = first + tl.arange(0, COLUMNS)
-        inside = n < end
-        at_out = out + token.to(tl.int64)[:, None] * out_stride + n[None, :]
-        is_changed = (token >= 0) & (tl.zeros((ROWS,), tl.float32) + scale != 0)
-        mask = is_changed[:, None] & inside[None, :]
-        base = tl.load(at_out, mask=mask, other=0.0).to(tl.float32)
-        at = _Places(sums, squares, module, place, num_places, eps)
-        delta = _delta(
-            at, own, scale, n, inside, num_inputs, num_spans, num_modules, RANK, STEP, ROWS, COLUMNS
-        )
-        tl.store(at_out, (base + delta).to(out.dtype.element_ty), mask=mask)
+        module, first, end = _block_at(index, bounds, firsts, COLUMNS)
+        scale = tl.load(own_scales + module * num_tiles + own_tile)
+        if scale != 0:
+            n, here = first + tl.arange(0, COLUMNS), token >= 0
+            inside = n < end
+            mask = here[:, None] & inside[None, :]
+            at_out = out + token.to(tl.int64)[:, None] * out_stride + n[None, :]
+            base = tl.load(at_out, mask=mask, other=0.0)
+            at = _Places(sums, squares, place, here, num_tiles * ROWS, eps)
+            own_b = own + n[None, :].to(tl.int64) * RANK + r[:, None]
+            delta = tl.zeros((ROWS, COLUMNS), tl.float32)
+            for start in range(0, RANK, STEP):
+                loaded = _loaded(at, module, scale, start, num_spans, RANK, STEP, SPANS, ROWS)
+                tile = tl.load(own_b + start, mask=inside[None, :], other=0.0)
+                shrunk = _shrunk(loaded, eps, tile.dtype, num_inputs)
+                delta = tl.dot(shrunk, tile, delta, input_precision="ieee")
+            tl.store(at_out, _sum_of(base, delta, scale), mask=mask)
 
 
 @jit(do_not_specialize=["num_tiles", "num_tokens"])
@@ -148,13 +158,12 @@ def _expand_gated_kernel(
     inner,
     gate_up,
     sums,
+    own_scales,
     b,
-    scales,
     tokens,
     slots,
     by_token,
     slot_stride,
-    scale_stride,
     num_tiles,
     num_tokens,
     width: tl.constexpr,
@@ -162,6 +171,7 @@ def _expand_gated_kernel(
     num_spans: tl.constexpr,
     RANK: tl.constexpr,  # noqa: N803
     STEP: tl.constexpr,  # noqa: N803
+    SPANS: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
     COLUMNS: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
@@ -170,44 +180,49 @@ def _expand_gated_kernel(
     begin_next(overlap)
     wait_for_last(overlap)
     tile = tl.program_id(0)
+    place, num_places = tile * ROWS + tl.arange(0, ROWS), num_tiles * ROWS
     slot = tl.full((), 0, tl.int64)
-    of_gate, of_up = 0.0, 0.0
+    of_gate, of_up = tl.full((), 0, tl.float32), tl.full((), 0, tl.float32)
     if tile < num_tiles:
         slot = tl.load(slots + tile).to(tl.int64)
-        if slot < 0:
-            return
-        token = tl.load(tokens + tile * ROWS + tl.arange(0, ROWS))
+        of_gate, of_up = tl.load(own_scales + tile), tl.load(own_scales + num_tiles + tile)
+        token = tl.load(tokens + place)
         here = token >= 0
-        of_gate = tl.load(scales + slot * scale_stride)
-        of_up = tl.load(scales + slot * scale_stride + 1)
     else:
-        token = (tile - num_tiles) * ROWS + tl.arange(0, ROWS)
+        token = place - num_places
         here = tl.load(by_token + token, mask=token < num_tokens, other=0) < 0
-        if tl.max(here.to(tl.int32), 0) == 0:
-            return
-    place, num_places = tile * ROWS + tl.arange(0, ROWS), num_tiles * ROWS
+    if tl.max(here.to(tl.int32), 0) == 0:
+        return
+    at = _Places(sums, None, place, here, num_places, 0.0)
     dtype = inner.dtype.element_ty
+    r = tl.arange(0, STEP)
     for begin in range(tl.program_id(1) * COLUMNS, width, tl.num_programs(1) * COLUMNS):
         n = begin + tl.arange(0, COLUMNS)
         inside = n < width
         mask = here[:, None] & inside[None, :]
         at_gate = gate_up + token.to(tl.int64)[:, None] * (2 * width) + n[None, :]
-        gate = tl.load(at_gate, mask=mask, other=0.0)
-        up = tl.load(at_gate + width, mask=mask, other=0.0)
-        own = b + slot * slot_stride
-        at = _Places(sums, None, 0, place, num_places, 0.0)
-        delta = _delta(
-            at, own, of_gate, n, inside, num_inputs, num_spans, 2, RANK, STEP, ROWS, COLUMNS
-        )
-        if of_gate != 0:
-            gate = (gate.to(tl.float32) + delta).to(dtype)
-        own += width * RANK
-        at = _Places(sums, None, 1, place, num_places, 0.0)
-        delta = _delta(
-            at, own, of_up, n, inside, num_inputs, num_spans, 2, RANK, STEP, ROWS, COLUMNS
-        )
-        if of_up != 0:
-            up = (up.to(tl.float32) + delta).to(dtype)
+        if (of_gate != 0) | (of_up != 0):
+            gate = tl.load(at_gate, mask=mask, other=0.0)
+            up = tl.load(at_gate + width, mask=mask, other=0.0)
+            own = b + slot * slot_stride + n[None, :].to(tl.int64) * RANK + r[:, None]
+            to_gate = tl.zeros((ROWS, COLUMNS), tl.float32)
+            to_up = tl.zeros((ROWS, COLUMNS), tl.float32)
+            for start in range(0, RANK, STEP):
+                of_first = _loaded(at, 0, of_gate, start, num_spans, RANK, STEP, SPANS, ROWS)
+                of_last = _loaded(at, 1, of_up, start, num_spans, RANK, STEP, SPANS, ROWS)
+                # With `other` the compiler waits for it before the rest is asked for.
+                first = tl.load(own + start, mask=inside[None, :])
+                last = tl.load(own + width * RANK + start, mask=inside[None, :], other=0.0)
+                shrunk = _shrunk(of_first, 0.0, dtype, 1)
+                first = tl.where(inside[None, :], first, 0.0)
+                to_gate = tl.dot(shrunk, first, to_gate, input_precision="ieee")
+                shrunk = _shrunk(of_last, 0.0, dtype, 1)
+                to_up = tl.dot(shrunk, last, to_up, input_precision="ieee")
+            gate = _sum_of(gate, to_gate, of_gate)
+            up = _sum_of(up, to_up, of_up)
+        else:
+            gate = tl.load(at_gate, mask=mask, other=0.0)
+            up = tl.load(at_gate + width, mask=mask, other=0.0)
         at_inner = inner + token.to(tl.int64)[:, None] * width + n[None, :]
         tl.store(at_inner, gated_with(gate, up), mask=mask)
 
@@ -228,36 +243,34 @@ def expand_triton(
     Args:
         launch: options of the launch; none are those of a kernel that follows on the last.
     """
-    num_spans, num_modules, num_places, rank = shrunk.sums.shape
-    b, scales = stacks.b, stacks.scales
+    _, _, num_spans, rank = shrunk.sums.shape
+    b = stacks.b
     assert out.stride(1) == 1
-    assert scales.stride()[1:] == (num_modules, 1)
-    num_tiles, num_blocks = len(groups.slots), len(stacks.blocks)
-    _expand_kernel[(num_tiles, _num_programs(num_tiles, num_blocks))](
+    num_tiles, firsts = len(groups.slots), first_blocks(stacks.bounds)
+    _expand_kernel[(num_tiles, _num_programs(num_tiles, firsts[-1]))](
         out,
         shrunk.sums,
         shrunk.squares,
+        shrunk.scales,
         b,
-        scales,
-        stacks.blocks,
         groups.tokens,
         groups.slots,
         out.stride(0),
         b.stride(0),
         b.stride(1),
-        scales.stride(0),
-        num_places,
-        num_blocks,
+        num_tiles,
         shrunk.eps,
+        bounds=stacks.bounds,
+        firsts=firsts,
         num_inputs=shrunk.num_inputs,
         num_experts=b.shape[1],
         num_spans=num_spans,
-        num_modules=num_modules,
         RANK=rank,
         STEP=min(rank, MOST_RANKS),
+        SPANS=triton.next_power_of_2(num_spans),
         ROWS=TILE,
         COLUMNS=COLUMNS,
-        num_warps=4,
+        num_warps=WARPS,
         **(launch or overlap_of(out)),
     )
 
@@ -272,8 +285,8 @@ def expand_gated_triton(
         launch: as of `expand_triton`.
     """
     num_tokens, width = len(gate_up), gate_up.shape[1] // 2
-    b, scales, num_tiles = stacks.b, stacks.scales, len(groups.slots)
-    num_spans, num_modules, _, rank = shrunk.sums.shape
+    b, num_tiles = stacks.b, len(groups.slots)
+    num_modules, _, num_spans, rank = shrunk.sums.shape
     assert groups.by_token is not None
     assert gate_up.is_contiguous()
     assert (num_modules, shrunk.squares) == (2, None)
@@ -284,13 +297,12 @@ def expand_gated_triton(
         inner,
         gate_up,
         shrunk.sums,
+        shrunk.scales,
         b,
-        scales,
         groups.tokens,
         groups.slots,
         groups.by_token,
         b.stride(0),
-        scales.stride(0),
         num_tiles,
         num_tokens,
         width=width,
@@ -298,9 +310,10 @@ def expand_gated_triton(
         num_spans=num_spans,
         RANK=rank,
         STEP=min(rank, MOST_RANKS),
+        SPANS=triton.next_power_of_2(num_spans),
         ROWS=TILE,
         COLUMNS=COLUMNS,
-        num_warps=4,
+        num_warps=WARPS,
         **(launch or overlap_of(gate_up)),
     )
     return inner

@@ -17,13 +17,10 @@ class Stacks(NamedTuple):
         a: [S, E, P, R, in]; of an embedding, which has one module, [S, 1, in, R].
         b: [S, E, out, R]. Ranks below R are padded with zeros.
         scales: float32 [S, E, P].
-        blocks: int32 [N, 3], blocks of outputs: the module that they are of, the first, and the
-            one after the last. At most `expand.COLUMNS` are in one.
         bounds: the first output of each module, and the one after the last.
     """
 
     a: torch.Tensor
     b: torch.Tensor
     scales: torch.Tensor
-    blocks: torch.Tensor
     bounds: tuple[int, ...]

@@ -20,7 +20,6 @@ from engine.kernels.experts.layer import experts_few, experts_torch, experts_tri
 from engine.kernels.experts.nibbles import INT4
 from engine.kernels.experts.products import DenseExpertProduct, ExpertProduct, ExpertWeights
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
-from engine.kernels.lora.expand import output_blocks
 from engine.kernels.lora.groups import ActiveAdapters
 from engine.kernels.lora.stacks import Stacks
 from tests.engine.kernels.experts.quantized import fp8_experts, int4_experts, on
@@ -58,7 +57,7 @@ def some_stacks(widths: list[int], num_inputs: int, device: str) -> Beside:
     b = some(sum(widths), RANK) * RANK**-0.5
     scales = 0.5 + torch.rand((NUM_SLOTS, NUM_EXPERTS, len(widths)), device=device)
     bounds = tuple(np.cumsum([0, *widths]).tolist())
-    return Beside(Stacks(a, b, scales, torch.from_numpy(output_blocks(bounds)).to(device), bounds))
+    return Beside(Stacks(a, b, scales, bounds))
 
 
 def some_routing(num_tokens: int, device: str) -> Routing:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.kernels.lora.expand import output_blocks
 from engine.kernels.lora.groups import TokenGroups, group_tokens
 from engine.kernels.lora.shrink import InputNorm
 from engine.kernels.lora.stacks import Stacks
@@ -78,10 +77,9 @@ def make(
                 shrunk = a[slot, module].double() @ wide[token]
                 delta = b[slot, first:end].double() @ shrunk
                 wanted[token, first:end] += scales[slot, module].double() * delta
-    blocks = torch.from_numpy(output_blocks(bounds))
     norm = None if weight is None else InputNorm(weight.to(device), EPS)
-    a, b, scales, blocks = (each.to(device) for each in (a, b, scales, blocks))
-    stacks = Stacks(a[:, None], b[:, None], scales[:, None], blocks, bounds)
+    a, b, scales = (each.to(device) for each in (a, b, scales))
+    stacks = Stacks(a[:, None], b[:, None], scales[:, None], bounds)
     return Case(
         out.to(device), out.clone(), x.to(device), stacks, norm, np.array(slots, np.int32), wanted
     )

@@ -13,7 +13,6 @@ from engine.kernels.lora.embedding import (
     add_embedding_delta_torch,
     add_embedding_delta_triton,
 )
-from engine.kernels.lora.expand import output_blocks
 from engine.kernels.lora.groups import TILE
 from engine.kernels.lora.stacks import Stacks
 from tests.engine.kernels.lora.cases import groups_of
@@ -35,7 +34,6 @@ def test_deltas_equal_float64(compute: Callable[..., None], device: str) -> None
     a = torch.randn((NUM_SLOTS, 1, VOCAB, RANK), generator=generator)
     b = torch.randn((NUM_SLOTS, 1, HIDDEN, RANK), generator=generator) / 4
     scales = torch.tensor([0.5, 1.0, 2.0])[:, None, None]
-    blocks = torch.from_numpy(output_blocks((0, HIDDEN))).to(device)
     ids = torch.randint(VOCAB, (len(SLOTS),), generator=generator, dtype=torch.int32)
     out = torch.randn((len(SLOTS), HIDDEN), generator=generator)
     wanted = out.double()
@@ -44,7 +42,7 @@ def test_deltas_equal_float64(compute: Callable[..., None], device: str) -> None
             column = a[slot, 0, ids[token].long()].double()
             wanted[token] += scales[slot, 0, 0].double() * (b[slot, 0].double() @ column)
     a, b, scales = (each.to(device) for each in (a, b, scales))
-    stacks = Stacks(a, b, scales, blocks, (0, HIDDEN))
+    stacks = Stacks(a, b, scales, (0, HIDDEN))
     got = out.to(device)
     compute(got, ids.to(device), stacks, groups_of(SLOTS, device, count=5))
     torch.testing.assert_close(got.cpu().double(), wanted, rtol=0, atol=1e-5)
@@ -55,7 +53,7 @@ def test_deltas_equal_float64(compute: Callable[..., None], device: str) -> None
 def test_a_step_without_adapters_is_left_alone() -> None:
     out = torch.ones((2, HIDDEN))
     zeros = torch.zeros(1)
-    stacks = Stacks(zeros, zeros, zeros, zeros, (0, HIDDEN))
+    stacks = Stacks(zeros, zeros, zeros, (0, HIDDEN))
     groups = groups_of(np.full(2, -1, np.int32), "cpu")
     add_embedding_delta(out, torch.zeros(2, dtype=torch.int32), stacks, groups)
     assert torch.equal(out, torch.ones((2, HIDDEN)))
