@@ -14,7 +14,7 @@ from engine.attention.fixed_tiles import FixedTiles
 from engine.contracts.attention import AttentionSpec
 from engine.kernels import prefill_shares
 from engine.kernels.prefill_shares import LONG
-from tests.engine.attention.test_cuda import SPEC, Rows, Step
+from tests.engine.attention.mixed_steps import SPEC, Rows, Step
 from tests.engine.kernels.where import DEVICES
 
 CACHED: Rows = [(2 * LONG + 5, 6)]
