@@ -14,7 +14,9 @@ from torch import Tensor
 
 from sampling.device.ranks import LoneRank, RankExchange
 from sampling.filters.bracket import SAMPLED, bracket
-from sampling.filters.cut_state import Brackets
+from sampling.filters.cut_state import Brackets, CutState
+from sampling.filters.shortlist import Scratch
+from sampling.kernels.logits import Source
 from sampling.noise import TILE
 from sampling.params import SamplingParams
 from sampling.paths import triton_path
@@ -151,6 +153,7 @@ def test_turns_that_are_misled_and_the_last_resort(
 ) -> None:
     """The first bracket misses every cut and no turn follows: logits of these rows are shown."""
     monkeypatch.setattr(sharded_cut, "TURNS", 1)
+    num_undecided = []
 
     def misled(*arguments: Any, **options: Any) -> Brackets:
         found = bracket(*arguments, **options)
@@ -158,9 +161,15 @@ def test_turns_that_are_misled_and_the_last_resort(
         found.high.copy_(found.floor + 1)
         return found
 
-    monkeypatch.setattr(triton_path, "bracket", misled)
+    def shown(source: Source, scratch: Scratch, shard: VocabShard) -> Source:
+        num_undecided.append(int((scratch.states != CutState.DECIDED).sum()))
+        return stages.gather_undecided(source, scratch, shard)
+
+    monkeypatch.setattr(sharded_cut, "bracket", misled)
+    monkeypatch.setattr(sharded_cut, "gather_undecided", shown)
     wishes: list[dict[str, Any]] = [{"top_p": 0.9}, {"top_k": 700}, {"top_k": 5}]
     assert_drawn_alike(wishes, make_logits(3, VOCAB, seed=2, scale=0.3), where)
+    assert min(num_undecided) >= 2, "a shortlist decides the third"
 
 
 @pytest.mark.parametrize("where", DEVICES)
