@@ -6,6 +6,7 @@ bfloat16's bits as if they were integers, so there float16 stands for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -46,7 +47,13 @@ SPECS = {
 
 
 class Case:
-    """Rows in a cache whose other cells hold NaN."""
+    """Rows in a cache whose other cells hold NaN.
+
+    Attributes:
+        queries: the queries as the kernel is given them, from contiguous ones.
+    """
+
+    queries: Callable[[torch.Tensor], torch.Tensor] = staticmethod(torch.Tensor.contiguous)
 
     def __init__(
         self, spec: AttentionSpec, rows: Rows, dtype: torch.dtype, device: str, scale: float = 2.0
@@ -123,7 +130,7 @@ class Case:
         scales: torch.Tensor | None,
     ) -> None:
         """The kernel that is tested."""
-        prefill_attention(spec, q, pages, tables, tiles, out, scales=scales)
+        prefill_attention(spec, self.queries(q), pages, tables, tiles, out, scales=scales)
 
     def reference(self) -> torch.Tensor:
         """Attention in float64, row by row; [T, num_q_heads, D]."""
@@ -164,6 +171,11 @@ class Case:
     def check(self) -> None:
         wanted = self.reference()
         torch.testing.assert_close(self.attend().double(), wanted, rtol=0, atol=self.tolerance)
+
+
+def lie_apart(q: torch.Tensor) -> torch.Tensor:
+    """Queries as a view of a wider product, whose other numbers are NaN."""
+    return torch.cat([q, torch.full_like(q, torch.nan)], dim=1)[:, : q.shape[1]]
 
 
 def to_or_none(tensor: torch.Tensor | None, device: torch.device) -> torch.Tensor | None:

@@ -9,7 +9,7 @@ import torch
 from engine.contracts.attention import AttentionSpec
 from engine.kernels.prefill_attention import Tiling, prefill_tiles
 from engine.memory.pages import FP8_CACHE
-from tests.engine.kernels.paged_cases import DTYPES, SPECS, STEPS, Case
+from tests.engine.kernels.paged_cases import DTYPES, SPEC, SPECS, STEPS, Case, lie_apart
 from tests.engine.kernels.where import DEVICES
 
 
@@ -27,6 +27,15 @@ def test_kernel_equals_float64(step: str, name: str, dtype: torch.dtype, device:
 def test_shapes(heads: tuple[int, int], head_dim: int, device: str) -> None:
     spec = AttentionSpec(*heads, head_dim, scale=head_dim**-0.5)
     Case(spec, [(9, 9), (70, 3), (90, 40)], torch.float16, device).check()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_queries_may_lie_apart(device: str) -> None:
+    """As those of a view of a wider product do; what is between them is not theirs."""
+    case = Case(SPEC, [(70, 3), (20, 9)], torch.float32, device)
+    wanted = case.attend()
+    case.queries = lie_apart
+    assert torch.equal(case.attend(), wanted)
 
 
 @pytest.mark.parametrize("device", DEVICES)

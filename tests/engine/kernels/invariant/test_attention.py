@@ -12,7 +12,7 @@ from engine.kernels.invariant.attention import invariant_decode, invariant_prefi
 from engine.kernels.invariant.shares import ShareScratch, num_shares
 from engine.kernels.prefill_attention import tiling_of
 from sampling.device.triton_support import INTERPRETED
-from tests.engine.kernels.paged_cases import DTYPES, SPEC, SPECS, STEPS, Case, to_or_none
+from tests.engine.kernels.paged_cases import DTYPES, SPEC, SPECS, STEPS, Case, lie_apart, to_or_none
 from tests.engine.kernels.where import DEVICES
 
 GROUPS = {
@@ -38,7 +38,7 @@ class _Invariant(Case):
         scales: torch.Tensor | None,
     ) -> None:
         tiling = tiling_of(q.shape[2], q.dtype, self.device)
-        invariant_prefill(spec, q, pages, tables, tiles, out, tiling, scales)
+        invariant_prefill(spec, self.queries(q), pages, tables, tiles, out, tiling, scales)
 
     def decode(self, ends: list[tuple[int, int]], query_len: int, programs: int) -> torch.Tensor:
         """Attend from `query_len` tokens of each (row, keys its last token sees)."""
@@ -65,7 +65,7 @@ class _Invariant(Case):
         out = torch.full_like(q, torch.nan)
         tables = self.tables[[row for row, _ in ends]].to(self.device)
         lengths = torch.tensor([end for _, end in ends], dtype=torch.int32, device=self.device)
-        pages = self.pages.to(self.device)
+        q, pages = self.queries(q), self.pages.to(self.device)
         for _ in range(2):  # the second finds arrivals as the first left them
             invariant_decode(spec, q, pages, tables, lengths, out, scratch, query_len)
         return out.cpu()
@@ -77,6 +77,17 @@ class _Invariant(Case):
 @pytest.mark.parametrize("step", STEPS)
 def test_prefill_equals_float64(step: str, name: str, dtype: torch.dtype, device: str) -> None:
     _Invariant(SPECS[name], STEPS[step], dtype, device).check()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_queries_may_lie_apart(device: str) -> None:
+    """As those of a view of a wider product do; what is between them is not theirs."""
+
+    case, ends = _Invariant(SPEC, [(70, 3), (20, 9)], torch.float32, device), [(0, 69), (1, 20)]
+    wanted = [case.attend(), *(case.decode(ends, 2, programs) for programs in (1, 2))]
+    case.queries = lie_apart
+    found = [case.attend(), *(case.decode(ends, 2, programs) for programs in (1, 2))]
+    assert all(map(torch.equal, found, wanted))
 
 
 @pytest.mark.parametrize("device", DEVICES)
