@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from demo import MODEL_FOLDER
-from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
+from engine.config import (
+    AdaptersConfig,
+    CacheConfig,
+    ConfigError,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
 from engine.startup.build import build_engine
 
 MODEL = ModelConfig(model=str(MODEL_FOLDER), device="cpu")
@@ -32,6 +39,12 @@ def test_bad_settings_are_named(fields: dict[str, Any], words: list[str]) -> Non
     with pytest.raises(ConfigError) as caught:
         EngineConfig(model=MODEL, **fields)
     assert all(word in str(caught.value) for word in words)
+
+
+def test_adapters_of_one_step_must_fit_on_the_host() -> None:
+    with pytest.raises(ConfigError, match=r"--max-cpu-loras \(2\) .* --max-loras \(3\)"):
+        EngineConfig(model=MODEL, adapters=AdaptersConfig(max_loras=3, max_cpu_loras=2))
+    EngineConfig(model=MODEL, adapters=AdaptersConfig(max_loras=3, max_cpu_loras=3))
 
 
 def test_a_gap_needs_chunks() -> None:

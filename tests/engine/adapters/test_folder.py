@@ -81,6 +81,22 @@ def test_scales_and_patterns(base: PreTrainedModel, tmp_path: Path) -> None:
     assert both[Q].scale == 10 / math.sqrt(2)
 
 
+def test_patterns_are_of_a_parameter_s_whole_name(base: PreTrainedModel, tmp_path: Path) -> None:
+    """As PEFT matches them: the module's name alone is not the end of its weight's."""
+    adapter = read(
+        base,
+        tmp_path,
+        rank=4,
+        is_wanted=lambda name: name.endswith("q_proj"),
+        target_modules=None,
+        target_parameters=["q_proj.weight"],
+        rank_pattern={"q_proj": 9},
+        alpha_pattern={"q_proj": 3, "q_proj.weight": 10},
+    )
+    assert adapter.modules[Q].a.shape[0] == 4
+    assert adapter.modules[Q].scale == 2.5
+
+
 def test_names_of_older_and_larger_models(base: PreTrainedModel, tmp_path: Path) -> None:
     def rename(tensors: dict[str, torch.Tensor]) -> None:
         for name in list(tensors):
