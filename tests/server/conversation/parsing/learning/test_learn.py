@@ -108,6 +108,23 @@ class TestFamilies:
         assert "".join(reply.split()) == "".join(plain.split())
 
 
+@pytest.mark.parametrize("name", ["numbered", "invoked", "typed", "suffixed"])
+def test_a_call_whose_section_was_not_opened(name: str) -> None:
+    """It ends the content before it as the section's opening would: white space between is none."""
+    tools = learned(name).tools
+    assert tools is not None
+    reply = FAMILIES[name].write([("look", {"at": "it"})]).strip()
+    opening = tools.syntax.opening.strip()
+    assert opening
+    assert reply.startswith(opening)
+    for written in (reply, reply.removeprefix(opening).lstrip()):
+        events, _ = parse(style_of(name), ["I look.\n\n" + written])
+        assert [(called, json.loads(own)) for called, own in calls_of(events)] == [
+            ("look", {"at": "it"})
+        ], written
+        assert text_of(events, "content") == "I look."
+
+
 def test_values_that_say_their_type_keep_it() -> None:
     reply = FAMILIES["typed"].write([("look", {"at": "12", "n": 12})])
     (_, arguments), *_ = calls_of(parse(style_of("typed"), [reply])[0])
