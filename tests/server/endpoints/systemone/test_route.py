@@ -113,6 +113,19 @@ async def test_permute(chat: Site) -> None:
     assert wrong.json()["detail"][0]["loc"] == ["body", "question"]
 
 
+async def test_the_seed_chooses_the_orders(chat: Site) -> None:
+    body = {"model": MODEL, "state": "It is late.", "questions": QUESTIONS}
+
+    async def orders(seed: int) -> list[list[str]]:
+        asked = {"request": body, "question": "mood", "n_perm": 4, "seed": seed}
+        reply = await chat.client.post("/v1/systemone/permute", json=asked)
+        return [run["order"] for run in reply.json()["runs"]]
+
+    drawn = [await orders(seed) for seed in range(4)]
+    assert drawn == [await orders(seed) for seed in range(4)]
+    assert len({str(each) for each in drawn}) > 1, "four seeds do not have the same orders"
+
+
 async def test_separate_is_the_same(chat: Site) -> None:
     body = {"model": MODEL, "state": "It is late.", "questions": QUESTIONS}
     reply = await chat.client.post("/v1/systemone/separate", json={"request": body})
