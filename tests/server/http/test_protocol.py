@@ -223,6 +223,19 @@ class TestTime:
             assert (await raw.reply())[0] == 408
             assert time.monotonic() - began >= 0.5
 
+    async def test_a_refused_client_is_read_for_its_own_time(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The clock of its headers is over: another connection, opened later, runs into it."""
+        monkeypatch.setattr("server.http.protocol.LINGER_S", 60.0)
+        async with on_a_port(header_timeout_s=1.0) as site:
+            raw = await Raw.open(site)
+            await raw.send(b"nonsense\r\n\r\n")
+            assert (await raw.reply())[0] == 400
+            assert await (await Raw.open(site)).ended()
+            assert site.context.connections.num_open == 1
+            raw.writer.close()
+
 
 class TestUpgrade:
     @pytest.mark.parametrize("offer", [b"h2c", b"websocket"])
