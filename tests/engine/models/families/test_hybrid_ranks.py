@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedConfig
 
 from engine.config import ModelConfig
 from engine.errors import ModelError
@@ -28,14 +29,27 @@ def logits_of(folder: Path, exchange: RankExchange, ids: torch.Tensor) -> torch.
     return model.logits(hidden_states(model, ids, None))
 
 
+def check_parts(config: PreTrainedConfig, folder: Path) -> None:
+    """Check the logits of two ranks against transformers' own."""
+    reference = write_hybrid(config, folder)
+    ids = torch.from_numpy(np.random.default_rng(0).integers(0, VOCAB, 37))
+    wanted = reference(input_ids=ids[None], use_cache=False).logits[0]
+    parts = on_ranks(2, lambda exchange: logits_of(folder, exchange, ids))
+    torch.testing.assert_close(torch.cat(parts, dim=1), wanted, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in WHOLE_NORM])
 @torch.inference_mode()
 def test_parts_make_up_the_model(family: str, tmp_path: Path) -> None:
-    reference = write_hybrid(config_of(family, vocab_size=VOCAB), tmp_path)
-    ids = torch.from_numpy(np.random.default_rng(0).integers(0, VOCAB, 37))
-    wanted = reference(input_ids=ids[None], use_cache=False).logits[0]
-    parts = on_ranks(2, lambda exchange: logits_of(tmp_path, exchange, ids))
-    torch.testing.assert_close(torch.cat(parts, dim=1), wanted, rtol=0, atol=1e-4)
+    check_parts(config_of(family, vocab_size=VOCAB), tmp_path)
+
+
+@torch.inference_mode()
+def test_ranks_share_a_group_of_states(tmp_path: Path) -> None:
+    """A model may have fewer groups than there are ranks: heads of several read the same."""
+    config = config_of("falcon_h1", vocab_size=VOCAB)
+    config.mamba_n_groups = 1
+    check_parts(config, tmp_path)
 
 
 @pytest.mark.parametrize("family", WHOLE_NORM)
