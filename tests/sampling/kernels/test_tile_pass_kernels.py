@@ -78,6 +78,21 @@ def test_every_launch_shape_gives_the_same(
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("wish", [{}, {"logit_bias": {7: 2.0}}], ids=["plain", "edited"])
+def test_the_shape_for_many_tiles_gives_the_same(
+    wish: dict[str, Any], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every tile is measured by the shape that a step of thousands of tiles is given."""
+    monkeypatch.setattr(tile_pass_module, "MANY_TILES", 1)
+    source, logits = make_source(device, wish)
+    processed = logits.clone()
+    for token, bias in wish.get("logit_bias", {}).items():
+        processed[:, token] += bias
+    stats = tile_pass(source, edited=bool(wish), peaked=True, reported=True)
+    assert_right(stats, logits, processed)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("edited", [False, True])
 def test_a_partial_group_of_tiles_writes_nothing_behind_its_row(edited: bool, device: str) -> None:
     """Four tiles a program, five in a row: the last row's second program has three too many."""
