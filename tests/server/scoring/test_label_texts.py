@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from string import ascii_uppercase
+
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers
@@ -60,6 +62,18 @@ def test_codes_are_letters_and_then_pairs(texts: LabelTexts) -> None:
     pairs = texts.codes(END, "", 40)
     assert len(set(pairs)) == 40
     assert all(len(ids) == 1 for ids in texts.ids(END, pairs)), "there are enough such pairs"
+
+
+def test_codes_are_lone_pairs_as_far_as_there_are_enough(texts: LabelTexts) -> None:
+    """All of them, if need be; one more option, and pairs are of the fewest letters."""
+    every = [first + second for first in ascii_uppercase for second in ascii_uppercase]
+    lone = [pair for pair, ids in zip(every, texts.ids(END, every), strict=True) if len(ids) == 1]
+    assert 26 < len(lone) < 26 * 26
+    assert list(texts.codes(END, "", len(lone))) == lone
+    more = texts.codes(END, "", len(lone) + 1)
+    assert len(set(more)) == len(lone) + 1
+    num_letters = len(set("".join(more)))
+    assert (num_letters - 1) ** 2 < len(more) <= num_letters**2
 
 
 def test_255_codes_with_a_tokenizer_of_bytes() -> None:
