@@ -112,6 +112,12 @@ def test_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings({})
 
 
+def test_a_flag_is_named_where_it_hides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAILRACE_BLOCK_SIZE", "16")
+    with pytest.raises(ConfigError, match=r"^--block-size must be at least 1, got -1"):
+        load_settings({"block_size": -1})
+
+
 @pytest.mark.parametrize(("given", "means"), [(None, "auto"), ("1", "always"), ("0", "never")])
 def test_flashinfer_s_sampler(
     given: str | None, means: str, monkeypatch: pytest.MonkeyPatch
