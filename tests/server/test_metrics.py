@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 
 import msgspec
@@ -95,6 +96,17 @@ async def test_counts_match_what_the_client_saw() -> None:
     )  # of prompts, streamed or not
     assert seen["tailrace_request_params_n_sum", ""] == 4
     assert seen["tailrace_request_max_num_generation_tokens_sum", ""] == 3 + 1 + 3
+
+
+async def test_buckets_of_n_end_at_a_thousand(site: Site) -> None:
+    text = (await site.client.get("/metrics")).text
+    bounds = {
+        float(sample.labels["le"])
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "tailrace_request_params_n_bucket"
+    }
+    assert bounds == {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, math.inf}
 
 
 async def test_the_engine_s_numbers(site: Site) -> None:
