@@ -108,6 +108,32 @@ def test_names_of_older_and_larger_models(base: PreTrainedModel, tmp_path: Path)
     assert {target.name for target, _ in targets.fit(adapter)} == set(targets.modules)
 
 
+@pytest.mark.parametrize("inner", [("down",), ("down", "up"), ("one.down", "two.down")])
+def test_modules_that_a_library_nests_otherwise(
+    base: PreTrainedModel, tmp_path: Path, inner: tuple[str, ...]
+) -> None:
+    """One is found by its last name where its mixer has no other of that name."""
+
+    def nest(tensors: dict[str, torch.Tensor]) -> None:
+        a, b = (tensors[f"base_model.model.{Q}.lora_{half}.weight"] for half in "AB")
+        tensors.clear()
+        name = "base_model.model.model.layers.0.mixer.inner.down"
+        tensors.update({f"{name}.lora_A.weight": a, f"{name}.lora_B.weight": b})
+
+    adapter = read(base, tmp_path, change=nest, target_modules=["down"])
+    stacks = AdapterStacks(1, 16)
+    for name in inner:
+        projection = Projection(f"model.layers.0.mixer.{name}", (undivided(32),))
+        stacks.add([projection], undivided(32))
+    if inner[0] == "down":
+        assert [target.name for target, _ in stacks.targets.fit(adapter)] == [
+            "model.layers.0.mixer.down"
+        ]
+        return
+    with pytest.raises(AdapterError, match=r"no module 'model\.layers\.0\.mixer\.inner\.down'"):
+        stacks.targets.fit(adapter)
+
+
 def test_joined_modules_are_taken_apart(base: PreTrainedModel, tmp_path: Path) -> None:
     shapes = {"q_proj": 32, "k_proj": 16, "v_proj": 16}
     a, b = torch.randn(4, 32), torch.randn(sum(shapes.values()), 4)
