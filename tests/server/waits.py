@@ -45,14 +45,18 @@ async def longest_wait(action: Callable[[], Awaitable[object]]) -> float:
 async def _longest_beat(action: Callable[[], Awaitable[object]]) -> float:
     """The longest of the heartbeat's waits, in seconds, while `action` ran once."""
     waits: list[float] = []
+    ended = asyncio.Event()
 
     async def beat() -> None:
-        while True:
+        while not waits or not ended.is_set():  # an action may end within the first
             began = time.process_time()
             await asyncio.sleep(0.001)
             waits.append(time.process_time() - began)
 
     task = asyncio.create_task(beat())
-    await action()
-    task.cancel()
+    try:
+        await action()
+    finally:
+        ended.set()
+        await task
     return max(waits)
