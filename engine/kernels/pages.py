@@ -125,6 +125,16 @@ class Rules(NamedTuple):
 
 
 @jit
+def first_key(tile, rules, shape: tl.constexpr):
+    """Where the block begins in which the first key is that a query of the tile sees."""
+    first = 0
+    if rules.window is not None:
+        lowest = tl.maximum(tile.num_before + 1 - rules.window, 0)
+        first = lowest // shape.block * shape.block
+    return first
+
+
+@jit
 def cells_of(block_ids, n, head, shape: tl.constexpr):
     """The offsets where the head's keys n [N] begin; their pages are `block_ids`."""
     page_stride: tl.constexpr = 2 * shape.page * shape.kv_heads * shape.head_dim

@@ -32,6 +32,7 @@ from engine.kernels.pages import (
     Rules,
     capped,
     cells_of,
+    first_key,
     in_half,
     load_block_ids,
     load_keys,
@@ -40,7 +41,7 @@ from engine.kernels.pages import (
     query_tiles,
     times_scale,
 )
-from engine.kernels.prefill_shares import Divided, add_up, first_key, share_of_tile
+from engine.kernels.prefill_shares import Divided, add_up, share_of_tile
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, tl, triton
 

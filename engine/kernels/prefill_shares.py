@@ -15,7 +15,7 @@ import torch
 
 from engine.kernels.decode.softmax import add_sinks
 from engine.kernels.decode.split_keys import divide, rescale
-from engine.kernels.pages import times_scale
+from engine.kernels.pages import first_key, times_scale
 from sampling.device.triton_support import constexpr, jit, tl
 
 MAX_SHARES = 16
@@ -101,16 +101,6 @@ class KeyShare(NamedTuple):
     start: Any
     end: Any
     active: Any  # shares of the tile, at least one
-
-
-@jit
-def first_key(tile, rules, shape: tl.constexpr):
-    """Where the block begins in which the first key is that a query of the tile sees."""
-    first = 0
-    if rules.window is not None:
-        lowest = tl.maximum(tile.num_before + 1 - rules.window, 0)
-        first = lowest // shape.block * shape.block
-    return first
 
 
 @jit

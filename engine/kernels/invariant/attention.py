@@ -44,6 +44,7 @@ from engine.kernels.pages import (
     QueryTile,
     Rules,
     cells_of,
+    first_key,
     load_block_ids,
     load_keys,
     load_tile,
@@ -124,16 +125,6 @@ def _store(out, sums, queries, head, scales, rules, shape: tl.constexpr):
     tl.store(out + queries.at, (acc / total[:, None]).to(out.dtype.element_ty), mask=queries.mask)
 
 
-@jit
-def _first_key(tile, rules, shape: tl.constexpr):
-    """The first block of keys that any query of a tile sees."""
-    first = 0
-    if rules.window is not None:
-        lowest = tl.maximum(tile.num_before + 1 - rules.window, 0)
-        first = lowest // shape.block * shape.block
-    return first
-
-
 @jit(do_not_specialize=["stride"])
 def _invariant_kernel(
     q,
@@ -167,7 +158,7 @@ def _invariant_kernel(
     slopes = None
     if rules.alibi_slopes is not None:
         slopes = tl.load(rules.alibi_slopes + queries.heads, mask=queries.inside, other=0.0)
-    first = _first_key(tile, rules, shape)
+    first = first_key(tile, rules, shape)
     if is_divided:
         count: tl.constexpr = shape.query_len * shape.group
         first_share, end_share = share_at(first), share_at(tile.end - 1) + 1
