@@ -79,6 +79,38 @@ class LogprobsOutput(NamedTuple):
             column[positions] = values
 
 
+class ListedLogprobs(NamedTuple):
+    """The logprobs of N rows' listed ids, and of what is not listed.
+
+    Attributes:
+        values: float32 [N, J], those of the ids; undefined at padding.
+        others: float32 [N], that of all other ids together; -inf where nothing is left.
+        best_ids: int32 [N], the first of all other ids in the sampler's order.
+        best: float32 [N], its logprob.
+        log_sums: float64 [N], the log-sum-exp of the logits: a logprob and it are a logit.
+    """
+
+    values: Tensor
+    others: Tensor
+    best_ids: Tensor
+    best: Tensor
+    log_sums: Tensor
+
+    @classmethod
+    def concat(cls, parts: Sequence[ListedLogprobs], like: Tensor) -> ListedLogprobs:
+        """The rows of all parts, one after the other; J is the same in each.
+
+        Args:
+            like: int32 [N, J], the ids; of no rows where there is no part.
+        """
+        if len(parts) == 1:
+            return parts[0]
+        if parts:
+            return cls(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
+        none = like.new_empty(0)
+        return cls(like.float(), none.float(), none, none.float(), none.double())
+
+
 class SamplerOutput(NamedTuple):
     """The tokens drawn for n logit rows, on the device; penalties have counted them."""
 

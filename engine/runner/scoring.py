@@ -13,8 +13,9 @@ from engine.runner.adapters import HeadLogits, of_tokens
 from engine.runner.forward import Forward
 from engine.runner.host_copy import HostCopy
 from engine.runner.logit_chunks import logit_chunks
+from sampling.batch import ListedLogprobs
 from sampling.device.mirror import to_device_together
-from sampling.paths.listed_logprobs import ListedLogprobs, listed_logprobs
+from sampling.paths.listed_logprobs import listed_logprobs
 from sampling.vocab_shard import VocabShard
 
 

@@ -8,26 +8,15 @@ of the latency of a lone question.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from torch import Tensor
 
+from sampling.batch import ListedLogprobs
 from sampling.device.triton_support import jit, tl
 from sampling.kernels.logits import Source
-from sampling.kernels.race import pick
+from sampling.kernels.race import Picked, pick
 from sampling.kernels.tile_pass import tile_pass
 
 LANES = 128  # ids of a row that are looked at together
-
-
-class Listed(NamedTuple):
-    """What `listed` finds in n rows with J listed ids each."""
-
-    values: Tensor  # float32 [n, J]
-    others: Tensor  # float32 [n]
-    best_ids: Tensor  # int32 [n]
-    best: Tensor  # float32 [n]
-    offsets: Tensor  # float64 [n]
 
 
 @jit
@@ -80,7 +69,7 @@ def _others_kernel(logits, logits_stride, offsets, left, best_ids, others, best)
     tl.store(best + i, _reported(x, offset))
 
 
-def listed(source: Source, id_lists: Tensor) -> Listed:
+def listed(source: Source, id_lists: Tensor) -> ListedLogprobs:
     """The logprobs of listed ids, of all others together, and of the best of these.
 
     Args:
@@ -90,8 +79,7 @@ def listed(source: Source, id_lists: Tensor) -> Listed:
     """
     logits, (n, num_ids) = source.logits, id_lists.shape
     assert id_lists.is_contiguous()
-    measured = {"edited": False, "peaked": False, "reported": True}
-    offsets = pick(source, tile_pass(source, **measured), None, edited=False, reported=True).offsets
+    offsets = _highest(source).offsets
     values = logits.new_empty((n, num_ids))
     others, best = logits.new_empty(n), logits.new_empty(n)
     row = (logits, source.logits_stride)
@@ -106,6 +94,12 @@ def listed(source: Source, id_lists: Tensor) -> Listed:
         lanes=LANES,
         num_warps=1,
     )
-    left = pick(source, tile_pass(source, **measured), None, edited=False, reported=True)
+    left = _highest(source)
     _others_kernel[(n,)](*row, offsets, left.offsets, left.token_ids, others, best, num_warps=1)
-    return Listed(values, others, left.token_ids, best, offsets)
+    return ListedLogprobs(values, others, left.token_ids, best, offsets)
+
+
+def _highest(source: Source) -> Picked:
+    """The highest logit of each row, and the log-sum-exp of all."""
+    stats = tile_pass(source, edited=False, peaked=False, reported=True)
+    return pick(source, stats, None, edited=False, reported=True)

@@ -8,49 +8,15 @@ Letters in shapes: N rows, J listed ids.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
+from sampling.batch import ListedLogprobs
 from sampling.device.triton_support import HAS_TRITON
 from sampling.kernels.listed import listed
 from sampling.paths.logprobs import first_ids, less_offsets, offsets_of, plain_source, values_of
 from sampling.rows import LOGPROBS, NORMALIZED
 from sampling.vocab_shard import VocabShard
-
-
-class ListedLogprobs(NamedTuple):
-    """The logprobs of N rows' listed ids, and of what is not listed.
-
-    Attributes:
-        values: float32 [N, J], those of the ids; undefined at padding.
-        others: float32 [N], that of all other ids together; -inf where nothing is left.
-        best_ids: int32 [N], the first of all other ids in the sampler's order.
-        best: float32 [N], its logprob.
-        log_sums: float64 [N], the log-sum-exp of the logits: a logprob and it are a logit.
-    """
-
-    values: Tensor
-    others: Tensor
-    best_ids: Tensor
-    best: Tensor
-    log_sums: Tensor
-
-    @classmethod
-    def concat(cls, parts: Sequence[ListedLogprobs], like: Tensor) -> ListedLogprobs:
-        """The rows of all parts, one after the other; J is the same in each.
-
-        Args:
-            like: int32 [N, J], the ids; of no rows where there is no part.
-        """
-        if len(parts) == 1:
-            return parts[0]
-        if parts:
-            return cls(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
-        none = like.new_empty(0)
-        return cls(like.float(), none.float(), none, none.float(), none.double())
 
 
 def listed_logprobs(
@@ -92,4 +58,4 @@ def listed_kernels(logits: Tensor, id_lists: Tensor) -> ListedLogprobs:
     """`listed_logprobs` by the kernels that draw, of the whole vocabulary: values are bit-equal."""
     shard = VocabShard.whole(logits.shape[1])
     source = plain_source(logits, LOGPROBS | NORMALIZED, shard)
-    return ListedLogprobs(*listed(source, id_lists))
+    return listed(source, id_lists)

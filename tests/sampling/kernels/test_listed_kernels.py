@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from sampling.batch import ListedLogprobs
 from sampling.kernels.listed import LANES
-from sampling.paths.listed_logprobs import ListedLogprobs, listed_kernels, listed_logprobs
+from sampling.paths.listed_logprobs import listed_kernels, listed_logprobs
 from tests.sampling.kernel_cases import DEVICES, pytestmark  # noqa: F401
 
 INF = float("inf")
