@@ -1,22 +1,13 @@
 """A factor on the model's logits, and its head that goes with it."""
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from demo.calibrate import calibrated_head, calibrated_model
 from demo.head import TrainableEagleHead
+from tests.demo.small_config import CONFIG, HIDDEN
 
-FACTOR, HIDDEN = 0.953125, 32
-CONFIG = LlamaConfig(
-    vocab_size=64,
-    hidden_size=HIDDEN,
-    intermediate_size=48,
-    num_hidden_layers=1,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    tie_word_embeddings=True,
-)
+FACTOR = 0.953125
 
 
 @torch.inference_mode()

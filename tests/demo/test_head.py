@@ -4,26 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig
 
 from demo.head import TrainableEagleHead, load_head, save_head
-
-HIDDEN = 32
+from tests.demo.small_config import CONFIG, HIDDEN
 
 
 @pytest.fixture
 def head() -> TrainableEagleHead:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=HIDDEN,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-    )
-    return TrainableEagleHead(config).eval()
+    return TrainableEagleHead(CONFIG).eval()
 
 
 @torch.inference_mode()
