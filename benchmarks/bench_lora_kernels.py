@@ -32,8 +32,9 @@ from engine.kernels.lora.groups import TokenGroups, group_tokens, num_tiles
 from engine.kernels.lora.lone import Handovers, lone_linear
 from engine.kernels.lora.stacks import Stacks
 from engine.kernels.norm import rms_norm
-from engine.kernels.skinny import _Shape, launch_shape, skinny_linear
+from engine.kernels.skinny import LaunchShape, skinny_linear
 from sampling.device.compiling import compiling_together
+from sampling.device.triton_support import triton
 
 RANK, EPS = 16, 1e-6
 BANDWIDTH = 4.8e12  # bytes a second of an H200
@@ -68,22 +69,23 @@ TINY_STEPS = ((1, 1), (6, 2))
 """Rows and the adapters that they take in turn."""
 Constants = tuple[tuple[Any, str, Any], ...]
 IN_USE, IN_LINE = "in use", "in one stream"
-EARLY = partial(shrink.launch_shrink, launch_pdl=True)
 VARIANTS: dict[str, Constants] = {
     IN_USE: (),
     IN_LINE: (),
-    "shrink begins early": ((delta, "launch_shrink", EARLY),),
+    "shrink begins early": ((delta, "LONG", 0),),
+    "shrink begins late": ((delta, "LONG", 1 << 30),),
     "64 outputs a program": ((expand, "COLUMNS", 64),),
-    "256 outputs a program": ((expand, "COLUMNS", 256),),
-    "2 warps expand": ((expand, "WARPS", 2),),
-    "8 warps expand": ((expand, "WARPS", 8),),
+    "128 outputs of a gate": ((expand, "GATED_COLUMNS", 128),),
+    "32 outputs of a gate": ((expand, "GATED_COLUMNS", 32),),
+    "1 warp expands": ((expand, "WARPS", 1),),
+    "4 warps expand": ((expand, "WARPS", 4),),
     "32 tokens a tile": tuple((each, "TILE", 32) for each in (expand, shrink, groups)),
     "fewer sums": ((shrink, "FEW_SUMS", 2), (shrink, "MOST_SPAN", 2048)),
     "more sums": ((shrink, "FEW_SUMS", 8),),
     "two turns loaded": ((shrink, "MOST_LOADED", 0),),
     "B not fetched ahead": ((shrink, "MOST_FETCHED", 0),),
 }
-LONE_SHAPES, MOST_HELD = ((1, 4), (1, 8), (2, 4), (4, 1), (4, 4), (4, 8)), 256
+LONE_SHAPES, MOST_HELD = ((1, 4), (2, 2), (2, 4), (2, 8), (4, 1), (4, 2), (4, 4)), 256
 """Outputs and warps of a lone row's programs, and weights that a thread of one holds at most."""
 
 
@@ -178,17 +180,15 @@ class Case:
             yield Way(name, constants, partial(self.run, tiles))
 
     def _lone_ways(self) -> Iterator[Way]:
-        gated, block = self.product.gated, 1 << (self.product.num_inputs - 1).bit_length()
+        gated, block = self.product.gated, triton.next_power_of_2(self.product.num_inputs)
         adapted = partial(self.run_lone, adapted=True)
         yield Way("base", (), partial(self.run_lone, adapted=False))
         yield Way(IN_USE, (), adapted)
-        for shape in (_Shape(*each) for each in LONE_SHAPES):
+        for shape in (LaunchShape(*each) for each in LONE_SHAPES):
             held = shape.rows * block * (1 + gated) // (32 * shape.warps)
-            if shape == launch_shape(block, gated=gated) or held > MOST_HELD:
-                continue
-            launch = (lone, "launch_shape", lambda *_, own=shape, **__: own)
-            constants = (launch, (lone, "WIDE_REGISTERS", None))
-            yield Way(f"{shape.rows} rows {shape.warps} warps", constants, adapted)
+            if shape != lone.lone_shape(block, gated=gated) and held <= MOST_HELD:
+                constants = ((lone, "lone_shape", lambda *_, own=shape, **__: own),)
+                yield Way(f"{shape.rows} rows {shape.warps} warps", constants, adapted)
 
 
 def timed_us(work: Callable[[], None], *, on_gpu: bool) -> float:

@@ -41,7 +41,7 @@ class Norm(NamedTuple):
     eps: float
 
 
-class _Shape(NamedTuple):
+class LaunchShape(NamedTuple):
     """The shape of a launch: weight rows and warps of each program."""
 
     rows: int
@@ -147,7 +147,7 @@ def skinny_linear(
     *,
     norm: Norm | None = None,
     gated: bool = False,
-    shape: _Shape | None = None,
+    shape: LaunchShape | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Multiply x [T, in_features] by a weight, with the norm and gate around the product.
 
@@ -188,7 +188,7 @@ def skinny_linear(
     return out, sums
 
 
-def launch_shape(block: int, *, gated: bool) -> _Shape:
+def launch_shape(block: int, *, gated: bool) -> LaunchShape:
     """The fast shape of a launch for `block` input features, a power of two.
 
     Fast in a model, not by itself: of narrow weights a program has few threads with much on their
@@ -197,7 +197,7 @@ def launch_shape(block: int, *, gated: bool) -> _Shape:
     for 0.53 with 64 to 256 threads a program, of a 0.6B model on an H200.
     """
     if block >= 1 << 12:
-        return _Shape(1, 8)
+        return LaunchShape(1, 8)
     if block == 1 << 11:
-        return _Shape(1, 4) if gated else _Shape(4, 4)
-    return _Shape(2, 2) if gated else _Shape(4, 1)
+        return LaunchShape(1, 4) if gated else LaunchShape(4, 4)
+    return LaunchShape(2, 2) if gated else LaunchShape(4, 1)

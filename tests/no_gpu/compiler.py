@@ -47,11 +47,12 @@ class Compiled(NamedTuple):
     Attributes:
         name: of its function. launch: its arguments, in words.
         registers: of a thread. stack: bytes of a thread, where what its registers do not hold is.
-        shared: bytes of a program.
+        shared: bytes of a program. warps: of a program.
     """
 
     name: str
     launch: str
+    warps: int
     registers: int
     stack: int
     shared: int
@@ -100,7 +101,9 @@ class Compiler:
                 self.alone.append(name)
             if kernel.hash not in _USAGE:
                 _USAGE[kernel.hash] = _usage(kernel)
-            self.compiled[kernel.hash] = Compiled(name, launch, *_USAGE[kernel.hash])
+            self.compiled[kernel.hash] = Compiled(
+                name, launch, kernel.metadata.num_warps, *_USAGE[kernel.hash]
+            )
         if (shared := self.compiled[kernel.hash].shared) > MAX_SHARED:
             self._refuse(f"{name}: {shared} bytes of shared memory", launch)
         if not callable(grid) and any(n > most for n, most in zip(grid, MAX_GRID, strict=False)):

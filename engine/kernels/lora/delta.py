@@ -29,6 +29,10 @@ from engine.kernels.lora.stacks import Stacks
 from engine.kernels.norm import rms_norm_torch
 from sampling.device.overlap import overlap_of
 
+LONG = 4096
+"""Inputs from which on shrinking them takes longer than a product has its first programs begun, so
+that it begins before the kernel that makes the inputs has ended."""
+
 
 def adapted_product(
     multiply: Callable[[], torch.Tensor], x: torch.Tensor, stacks: Stacks, groups: TokenGroups
@@ -69,8 +73,9 @@ def shrunk_beside(
     main, side = torch.cuda.current_stream(x.device), _side_stream(x.device)
     shrunk = empty_shrunk(x, stacks, groups, None)
     side.wait_stream(main)
+    early = {"launch_pdl": x.shape[1] >= LONG}
     with torch.cuda.stream(side):
-        launch_shrink(shrunk, x, stacks, groups, None, **launch)
+        launch_shrink(shrunk, x, stacks, groups, None, **launch, **early)
     out = multiply()
     main.wait_stream(side)
     return shrunk, out, launch

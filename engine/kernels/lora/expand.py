@@ -16,8 +16,11 @@ from engine.kernels.skinny import gated_with
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, tl, triton
 
-COLUMNS, WARPS = 128, 4
-"""Outputs that a program computes at most, and its warps."""
+COLUMNS, GATED_COLUMNS, WARPS = 128, 64, 2
+"""Outputs that a program computes at most, those of a gate, and its warps where an adapter has at
+most `NARROW` bytes of ranks: more programs have their loads on their way at once. Others have
+`WIDE_WARPS`, for their registers."""
+NARROW, WIDE_WARPS = 32, 4
 MOST_PROGRAMS = 5000
 """Programs of a launch, of which a GPU runs some 1,000 at once."""
 MOST_RANKS = 32
@@ -223,6 +226,10 @@ def _num_programs(num_tiles: int, num_blocks: int) -> int:
     return min(num_blocks, max(MOST_PROGRAMS // num_tiles, 1))
 
 
+def _warps(rank: int, b: torch.Tensor) -> int:
+    return WARPS if rank * b.itemsize <= NARROW else WIDE_WARPS
+
+
 def expand_triton(
     out: torch.Tensor, shrunk: Shrunk, stacks: Stacks, groups: TokenGroups, **launch: Any
 ) -> None:
@@ -258,7 +265,7 @@ def expand_triton(
         SPANS=triton.next_power_of_2(num_spans),
         ROWS=TILE,
         COLUMNS=COLUMNS,
-        num_warps=WARPS,
+        num_warps=_warps(rank, b),
         **(launch or overlap_of(out)),
     )
 
@@ -280,7 +287,7 @@ def expand_gated_triton(
     assert (num_modules, shrunk.squares) == (2, None)
     inner = torch.empty((num_tokens, width), dtype=gate_up.dtype, device=gate_up.device)
     num_own = num_tiles + triton.cdiv(num_tokens, TILE)
-    grid = (num_own, _num_programs(num_own, triton.cdiv(width, COLUMNS)))
+    grid = (num_own, _num_programs(num_own, triton.cdiv(width, GATED_COLUMNS)))
     _expand_gated_kernel[grid](
         inner,
         gate_up,
@@ -300,8 +307,8 @@ def expand_gated_triton(
         STEP=min(rank, MOST_RANKS),
         SPANS=triton.next_power_of_2(num_spans),
         ROWS=TILE,
-        COLUMNS=COLUMNS,
-        num_warps=WARPS,
+        COLUMNS=GATED_COLUMNS,
+        num_warps=_warps(rank, b),
         **(launch or overlap_of(gate_up)),
     )
     return inner

@@ -17,20 +17,18 @@ from typing import NamedTuple
 import torch
 
 from engine.kernels.lora.stacks import Stacks
-from engine.kernels.skinny import Norm, gated_with, launch_shape, normed_input
+from engine.kernels.skinny import LaunchShape, Norm, gated_with, normed_input
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, tl, triton
 
 MOST_ROWS = 4
-"""Outputs of a program at most, see `skinny.launch_shape`."""
+"""Outputs of a program at most, see `lone_shape`."""
 COPIES = 32
 """Places where a number is handed over: a thousand programs that read one line of memory at once
 wait for each other longer than for the number."""
 
-WIDE, WIDE_REGISTERS = 1 << 12, 48
-"""A block of a gated product, and registers of a thread at most: the fewest that Triton 3.6 and 3.9
-need without spills, so that nearly as many programs are on a processor as of `skinny_linear`.
-Other products have as few or are there with all programs at once."""
+NARROW = 1 << 10
+"""Widest block of input features of the smallest programs."""
 
 
 class Handover(NamedTuple):
@@ -197,6 +195,19 @@ def _lone_kernel(
     tl.store(out + n, result.to(dtype), mask=here)
 
 
+def lone_shape(block: int, *, gated: bool) -> LaunchShape:
+    """The fast shape of a launch for `block` input features, a power of two.
+
+    It is not `skinny.launch_shape`: what programs wait for is on its way while they multiply, so
+    fewer of them with more outputs each lose less. On an H200 a layer's products of a lone row with
+    an adapter took 97.0 us for 110.2 with the shapes of `skinny_linear` at Qwen3-8B, 14.0 for 16.3
+    at Qwen3-0.6B (`benchmarks.bench_lora_kernels`).
+    """
+    if block > NARROW:
+        return LaunchShape(2, 4)
+    return LaunchShape(4, 2) if gated else LaunchShape(4, 1)
+
+
 def is_even(stacks: Stacks) -> bool:
     """Whether no program of `lone_linear` has outputs of two modules."""
     return all(bound % MOST_ROWS == 0 for bound in stacks.bounds)
@@ -217,7 +228,7 @@ def lone_linear(
 
     Args:
         slots: int32 [1], of the row's adapter, known before the step. Without one the result is
-            that of `skinny_linear`.
+            that of `skinny_linear` in the same shape.
         handover: words of its own in this step, one for each module and rank.
         stacks: `is_even`.
     """
@@ -225,7 +236,7 @@ def lone_linear(
     assert x.is_contiguous()
     out_features = len(weight) // 2 if gated else len(weight)
     block = triton.next_power_of_2(in_features)
-    shape = launch_shape(block, gated=gated)
+    shape = lone_shape(block, gated=gated)
     assert all(bound % shape.rows == 0 for bound in stacks.bounds)
     _, _, num_modules, rank, _ = stacks.a.shape
     out = torch.empty((1, out_features), dtype=x.dtype, device=x.device)
@@ -262,7 +273,6 @@ def lone_linear(
         BLOCK=block,
         COPIES=COPIES,
         num_warps=shape.warps,
-        maxnreg=WIDE_REGISTERS if gated and block == WIDE else None,
         **overlap_of(x),
     )
     return out, sums

@@ -27,7 +27,7 @@ MAX_TOKENS = 128
 """Most tokens of a program."""
 FEW = 64
 """Most tokens that our own kernel takes where the library has a product to offer."""
-ALIGNED = 4
+ALIGNED, SCALES_ALIGNED = 4, 4
 """The library takes tokens by as many."""
 
 
@@ -95,7 +95,12 @@ class Fp8BlockLinear:
 
 
 def _block_scales(weight: Fp8Blocks, dtype: torch.dtype) -> torch.Tensor | None:
-    """The scales [in / SPAN, out / SPAN] of whole blocks, where the library multiplies by them."""
+    """The scales of whole blocks, where the library multiplies by them.
+
+    Returns:
+        float32 [S, out / SPAN], of which a column is contiguous: the library takes S only as a
+        multiple of `SCALES_ALIGNED`, and reads in / SPAN of them.
+    """
     (n, k), device = weight.values.shape, weight.values.device
     if device.type != "cuda" or dtype != torch.bfloat16 or n % SPAN or k % SPAN:
         return None
@@ -103,7 +108,8 @@ def _block_scales(weight: Fp8Blocks, dtype: torch.dtype) -> torch.Tensor | None:
     is_whole = bool((scales == scales[:, :1]).all())
     if not is_whole or torch.cuda.get_device_capability(device) != (9, 0):
         return None
-    return scales[:, 0].contiguous().t()
+    own = scales[:, 0]
+    return F.pad(own, (0, -own.shape[1] % SCALES_ALIGNED)).contiguous().t()
 
 
 def _by_library(x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.kernels.lora.delta import add_delta_triton
-from engine.kernels.lora.lone import Handovers, lone_linear
+from engine.kernels.lora.lone import Handovers, lone_linear, lone_shape
 from engine.kernels.skinny import Norm, skinny_linear
 from tests.engine.kernels.lora.cases import EPS, groups_of, make
 from tests.engine.kernels.where import DEVICES
@@ -89,7 +89,8 @@ def test_without_an_adapter_it_has_the_bits_of_the_base(gated: bool, device: str
     assert handover is not None
     none = torch.tensor([-1], dtype=torch.int32, device=device)
     got = lone_linear(case.x, weight, None, case.stacks, none, handover, norm=norm, gated=gated)
-    wanted = skinny_linear(case.x, weight, norm=norm, gated=gated)
+    shape = lone_shape(128, gated=gated)
+    wanted = skinny_linear(case.x, weight, norm=norm, gated=gated, shape=shape)
     assert all(torch.equal(*pair) for pair in zip(got, wanted, strict=True))
 
 

@@ -100,10 +100,12 @@ def test_kernel(num_rows: int, num_channels: int, width: int, device: str) -> No
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("num_blocks", [1, 6, 8])
 @pytest.mark.parametrize("num_rows", [1, 2, FEW, FEW + 1, 130, 256, 1001])
-def test_whole_blocks_by_the_library(num_rows: int) -> None:
-    values = torch.randn(512, 1024, device="cuda").to(FP8)
-    scales = torch.rand(4, 8, device="cuda").repeat_interleave(SPAN, 0)
-    weight, x = Fp8Blocks(values, scales), torch.randn(num_rows, 1024, device="cuda").bfloat16()
+def test_whole_blocks_by_the_library(num_rows: int, num_blocks: int) -> None:
+    width = num_blocks * SPAN
+    values = torch.randn(512, width, device="cuda").to(FP8)
+    scales = torch.rand(4, num_blocks, device="cuda").repeat_interleave(SPAN, 0)
+    weight, x = Fp8Blocks(values, scales), torch.randn(num_rows, width, device="cuda").bfloat16()
     out = Fp8BlockLinear(weight, None, torch.bfloat16)(x)
     assert_is_product(out, quantize_spans(x), weight, None, exact=False)
