@@ -87,7 +87,7 @@ class Decoding:
         out = qkv.new_empty((len(qkv), spec.num_q_heads, spec.head_dim))
         paged_decode_product(
             spec,
-            Product(qkv, heads.norm, rotation.table, heads.eps),
+            Product(qkv, heads.norm, rotation.table, heads.eps, heads.num_between),
             rotation.positions,
             self.slots,
             self.cache.layers[layer],

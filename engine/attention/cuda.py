@@ -151,7 +151,7 @@ class CudaAttention:
         out = qkv.new_empty((len(qkv), spec.num_q_heads, spec.head_dim))
         paged_decode_product(
             spec,
-            Product(qkv, heads.norm, rotation.table, heads.eps),
+            Product(qkv, heads.norm, rotation.table, heads.eps, heads.num_between),
             rotation.positions,
             inputs.slots,
             self._cache.layers[layer],

@@ -140,7 +140,7 @@ class LayerAttention(Protocol):
         """Normalize and rotate the heads of a fused QKV product, store keys and values, attend.
 
         Args:
-            qkv: [T, (num_q + 2 * num_kv) * head_dim], contiguous.
+            qkv: [T, heads.width * head_dim], contiguous.
 
         Returns:
             [T, num_q_heads, head_dim] in its dtype.

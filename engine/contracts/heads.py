@@ -10,16 +10,24 @@ import torch
 
 
 class Heads(NamedTuple):
-    """The attention heads in a fused QKV product's output [T, (num_q + 2 * num_kv) * D].
+    """The attention heads in a fused QKV product's output [T, width * D].
 
     Attributes:
-        norm: RMSNorm weights of query and key heads [num_q + num_kv, D], if they are normalized.
+        norm: RMSNorm weights of query and key heads [num_q + num_kv, D], if they are normalized;
+            of the product's dtype or float32, as of `engine.kernels.norm.rms_norm`.
+        num_between: heads' widths between queries and keys, which are something else.
     """
 
     num_q: int
     num_kv: int
     norm: torch.Tensor | None
     eps: float
+    num_between: int = 0
+
+    @property
+    def width(self) -> int:
+        """Heads' widths in a row of the product."""
+        return self.num_q + self.num_between + 2 * self.num_kv
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""The gated activation of the Llama family, alone and with quantization after it."""
+"""Gates of products: Llama's activation, alone and with quantization after it, and sigmoids."""
 
 from __future__ import annotations
 
@@ -104,3 +104,50 @@ def silu_and_mul_fp8(gate_up: torch.Tensor) -> Fp8Rows:
         **row_launch(gate_up, width),
     )
     return rows
+
+
+def gate_by_sigmoid(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Multiply x [T, m] by sigmoid(gate), in place.
+
+    The sigmoid is computed in float32 and rounded to the input's dtype before it multiplies.
+
+    Args:
+        x: contiguous. gate: [T, m] of x's dtype, with unit column stride.
+    """
+    if not x.is_cuda:
+        return x.mul_(elementwise(torch.sigmoid, gate))
+    return gate_by_sigmoid_triton(x, gate)
+
+
+@jit
+def _gate_by_sigmoid_kernel(
+    x_ptr,
+    gate_ptr,
+    gate_stride,
+    width,
+    BLOCK: tl.constexpr,  # noqa: N803
+    overlap: tl.constexpr,
+):
+    """A program computes BLOCK of a row's `width` columns."""
+    begin_next(overlap)
+    wait_for_last(overlap)
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    x = tl.load(x_ptr + row * width + columns, mask=inside, other=0.0)
+    gate = tl.load(gate_ptr + row * gate_stride + columns, mask=inside, other=0.0).to(tl.float32)
+    factor = (1.0 / (1.0 + tl.exp(-gate))).to(x.dtype).to(tl.float32)
+    out = (x.to(tl.float32) * factor).to(x.dtype)
+    tl.store(x_ptr + row * width + columns, out, mask=inside)
+
+
+def gate_by_sigmoid_triton(x: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """Compute `gate_by_sigmoid` in a kernel."""
+    num_rows, width = x.shape
+    assert x.is_contiguous()
+    assert gate.stride(1) == 1
+    grid = (num_rows, triton.cdiv(width, COLUMNS))
+    _gate_by_sigmoid_kernel[grid](
+        x, gate, gate.stride(0), width, BLOCK=COLUMNS, num_warps=4, **overlap_of(x)
+    )
+    return x

@@ -14,7 +14,8 @@ from sampling.device.triton_support import jit, tl
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Normalize: x / sqrt(mean(x²) + eps) * weight over the last dimension.
 
-    Computed in float32; rounded to x's dtype before the weight multiplies, as transformers does.
+    Computed in float32. A weight of x's dtype multiplies what is rounded to that, as Llama's; a
+    float32 weight multiplies before the result is rounded, as Gemma's.
 
     Args:
         x: [..., d]. weight: [d] or [heads, d], of x's dtype or float32.
@@ -32,7 +33,7 @@ def add_rms_norm(
     The sum, in x's dtype, is written over `residual`.
 
     Args:
-        x, residual: [T, d] of one dtype. weight: [d].
+        x, residual: [T, d] of one dtype. weight: [d], as of `rms_norm`.
     """
     if x.is_cuda:
         return rms_norm_triton(x, weight, eps, residual), residual
@@ -41,10 +42,11 @@ def add_rms_norm(
 
 
 def rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    if x.dtype == torch.float32 and not x.is_cuda:
-        normed = x * _inverse_rms(x, eps)
+    wide = x.to(weight.dtype)
+    if wide.dtype == torch.float32 and not x.is_cuda:
+        normed = wide * _inverse_rms(wide, eps)
     else:
-        normed = F.rms_norm(x, x.shape[-1:], None, eps)  # a row's bits are its own on a GPU too
+        normed = F.rms_norm(wide, x.shape[-1:], None, eps)  # a row's bits are its own on a GPU too
     return (normed * weight).to(x.dtype)
 
 
@@ -56,6 +58,18 @@ def _inverse_rms(x: torch.Tensor, eps: float) -> torch.Tensor:
     """
     squares: torch.Tensor = torch.linalg.vecdot(x, x)[..., None]
     return squares.mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+
+
+@jit
+def by_weight(normed, weight, weight_ptr, like):
+    """Multiply what is normed by a weight, both float32, and round as `rms_norm` does.
+
+    Args:
+        weight_ptr: where the weight was loaded from. like: has the dtype of the result.
+    """
+    if weight_ptr.dtype.element_ty != tl.float32:
+        normed = normed.to(like.dtype).to(tl.float32)
+    return (normed * weight).to(like.dtype)
 
 
 @jit
@@ -78,17 +92,16 @@ def _rms_norm_kernel(
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < width
-    x = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0)
-    dtype = x.dtype
+    own = tl.load(x_ptr + row * x_stride + columns, mask=inside, other=0.0)
+    x = own.to(tl.float32)
     if add_residual:
         address = residual_ptr + row * width + columns
-        x = x.to(tl.float32) + tl.load(address, mask=inside, other=0.0).to(tl.float32)
-        x = x.to(dtype)
+        x = (x + tl.load(address, mask=inside, other=0.0).to(tl.float32)).to(own.dtype)
         tl.store(address, x, mask=inside)
-    x = x.to(tl.float32)
+        x = x.to(tl.float32)
     x *= tl.rsqrt(tl.sum(x * x, 0) / width + eps)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    out = (x.to(dtype).to(tl.float32) * weight).to(dtype)
+    out = by_weight(x, weight, weight_ptr, own)
     if scales_ptr is not None:
         out, scale = quantized(out.to(tl.float32))
         tl.store(scales_ptr + row, scale)

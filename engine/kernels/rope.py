@@ -16,7 +16,7 @@ import torch
 
 from engine.contracts.heads import Heads, Rotation
 from engine.kernels.fp8 import stored_fp8
-from engine.kernels.norm import rms_norm
+from engine.kernels.norm import by_weight, rms_norm
 from engine.memory.pages import Cells
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, tl, triton
@@ -56,7 +56,9 @@ def rope_and_store_torch(
     qkv: torch.Tensor, heads: Heads, rotation: Rotation, cells: Cells
 ) -> torch.Tensor:
     num_rotated = heads.num_q + heads.num_kv
-    split = qkv.view(len(qkv), num_rotated + heads.num_kv, -1)
+    split = qkv.view(len(qkv), heads.width, -1)
+    if heads.num_between:
+        split = torch.cat([split[:, : heads.num_q], split[:, -2 * heads.num_kv :]], dim=1)
     rotated = split[:, :num_rotated]
     if heads.norm is not None:
         rotated = rms_norm(rotated, heads.norm, heads.eps)
@@ -89,6 +91,7 @@ def _rope_and_store_kernel(
     scales_ptr,
     num_q: tl.constexpr,
     num_kv: tl.constexpr,
+    num_between: tl.constexpr,
     has_norm: tl.constexpr,
     HALF: tl.constexpr,  # noqa: N803
     HEADS: tl.constexpr,  # noqa: N803
@@ -109,7 +112,8 @@ def _rope_and_store_kernel(
         x_weight = tl.load(weight_ptr, mask=rotated, other=1.0).to(tl.float32)
         y_weight = tl.load(weight_ptr + HALF, mask=rotated, other=1.0).to(tl.float32)
     wait_for_last(overlap)
-    x_ptr = qkv_ptr + (token * (num_rotated + num_kv) + heads) * 2 * HALF + lanes
+    place = heads + tl.where(heads >= num_q, num_between, 0)
+    x_ptr = qkv_ptr + (token * (num_rotated + num_kv + num_between) + place) * 2 * HALF + lanes
     low = tl.load(x_ptr, mask=inside, other=0.0)
     high = tl.load(x_ptr + HALF, mask=inside, other=0.0)
     dtype = low.dtype
@@ -117,8 +121,8 @@ def _rope_and_store_kernel(
     y = high.to(tl.float32)
     if has_norm:
         scale = tl.rsqrt(tl.sum(x * x + y * y, 1) / (2 * HALF) + eps)[:, None]
-        x = ((x * scale).to(dtype).to(tl.float32) * x_weight).to(dtype).to(tl.float32)
-        y = ((y * scale).to(dtype).to(tl.float32) * y_weight).to(dtype).to(tl.float32)
+        x = by_weight(x * scale, x_weight, norm_ptr, low).to(tl.float32)
+        y = by_weight(y * scale, y_weight, norm_ptr, low).to(tl.float32)
     angles_ptr = table_ptr + tl.load(positions_ptr + token) * 2 * HALF + lanes
     cos = tl.load(angles_ptr, mask=lanes < HALF, other=0.0)
     sin = tl.load(angles_ptr + HALF, mask=lanes < HALF, other=0.0)
@@ -149,7 +153,7 @@ def rope_and_store_triton(
     head_dim = cells.tensor.shape[-1]
     num_heads = heads.num_q + 2 * heads.num_kv
     assert qkv.is_contiguous()
-    assert qkv.shape[1] == num_heads * head_dim
+    assert qkv.shape[1] == heads.width * head_dim
     q = cells.queries
     if q is None:
         q = torch.empty((len(qkv), heads.num_q, head_dim), dtype=qkv.dtype, device=qkv.device)
@@ -166,6 +170,7 @@ def rope_and_store_triton(
         cells.scales,
         num_q=heads.num_q,
         num_kv=heads.num_kv,
+        num_between=heads.num_between,
         has_norm=heads.norm is not None,
         HALF=head_dim // 2,
         HEADS=HEADS,

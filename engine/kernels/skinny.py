@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 
+from engine.kernels.norm import by_weight
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, tl, triton
 
@@ -33,7 +34,7 @@ class Norm(NamedTuple):
 
     Attributes:
         residual: [T, in_features]; None adds nothing.
-        weight: [in_features].
+        weight: [in_features], of x's dtype or float32, as of `norm.rms_norm`.
     """
 
     residual: torch.Tensor | None
@@ -61,18 +62,18 @@ def takes_norm(x: torch.Tensor) -> bool:
 @jit
 def normed_input(x, residual, norm_weight, sums, k, inside, eps, features, first):
     """Load a row of the product's input as float32; the first program stores x + residual."""
-    value = tl.load(x + k, mask=inside, other=0.0)
-    dtype = value.dtype
+    own = tl.load(x + k, mask=inside, other=0.0)
+    value = own.to(tl.float32)
     if residual is not None:
         other = tl.load(residual + k, mask=inside, other=0.0)
-        value = (value.to(tl.float32) + other.to(tl.float32)).to(dtype)
+        value = (value + other.to(tl.float32)).to(own.dtype)
         if first:
             tl.store(sums + k, value, mask=inside)
-    value = value.to(tl.float32)
+        value = value.to(tl.float32)
     if norm_weight is not None:
         value *= tl.rsqrt(tl.sum(value * value, 0) / features + eps)
         weight = tl.load(norm_weight + k, mask=inside, other=0.0).to(tl.float32)
-        value = (value.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
+        value = by_weight(value, weight, norm_weight, own).to(tl.float32)
     return value
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.kernels.fp8 import stored_fp8
+from engine.kernels.norm import by_weight
 from engine.kernels.pages import LOG2E, capped
 from sampling.device.triton_support import jit, tl
 
@@ -23,13 +24,14 @@ class Product(NamedTuple):
     """A QKV product and what is done with it; one kernel argument.
 
     Attributes:
-        qkv: [R, (num_q + 2 * num_kv) * D]. norm, eps: as in `Heads`. table: as in `Rotation`.
+        qkv: [R, width * D]. norm, eps, num_between: as in `Heads`. table: as in `Rotation`.
     """
 
     qkv: torch.Tensor
     norm: torch.Tensor | None
     table: torch.Tensor
     eps: float
+    num_between: int
 
 
 class _Turn(NamedTuple):
@@ -128,7 +130,7 @@ def load_value(product, row, head, share, shape: tl.constexpr):
     """Load the value of a row [1, D], likewise."""
     heads, mask = _key_head(head, shape)
     mask &= tl.full((1, 1), share, tl.int32) == 0
-    first = _first(row, heads + shape.kv_heads, shape)
+    first = _first(product, row, heads + shape.kv_heads, shape)
     d = tl.arange(0, shape.padded_dim)[None, :]
     return tl.load(product.qkv + first + d, mask=mask, other=0.0)
 
@@ -137,32 +139,29 @@ def load_value(product, row, head, share, shape: tl.constexpr):
 def _load_heads(product, row, heads, mask, shape: tl.constexpr):
     """Load heads [M] of a row."""
     d = tl.arange(0, shape.padded_dim)[None, :]
-    first = _first(row, heads, shape)
+    first = _first(product, row, heads, shape)
     lanes = tl.load(product.qkv + first + d, mask=mask, other=0.0)
     return _Heads(lanes, tl.load(product.qkv + first + _partner(d, shape), mask=mask, other=0.0))
 
 
 @jit
-def _first(row, heads, shape: tl.constexpr):
+def _first(product, row, heads, shape: tl.constexpr):
     """Where heads [M] of a row begin in the product."""
-    return (row * (shape.group + 2) * shape.kv_heads + heads)[:, None] * shape.head_dim
+    width = (shape.group + 2) * shape.kv_heads + product.num_between
+    between = tl.where(heads >= shape.group * shape.kv_heads, product.num_between, 0)
+    return (row * width + heads + between)[:, None] * shape.head_dim
 
 
 @jit
 def rotated(product, rotation, heads, shape: tl.constexpr):
     """Normalize and rotate heads: [M, D]."""
-    x, y = heads.lanes, heads.partners.to(tl.float32)
-    dtype = x.dtype
-    x = x.to(tl.float32)
+    x, y = heads.lanes.to(tl.float32), heads.partners.to(tl.float32)
     if product.norm is not None:
         scale = tl.rsqrt(tl.sum(x * x, 1) / shape.head_dim + product.eps)[:, None]
-        x = ((x * scale).to(dtype).to(tl.float32) * rotation.weight).to(dtype).to(tl.float32)
-        y = (
-            ((y * scale).to(dtype).to(tl.float32) * rotation.partner_weight)
-            .to(dtype)
-            .to(tl.float32)
-        )
-    return (x * rotation.cos + y * rotation.sin).to(dtype)
+        x = by_weight(x * scale, rotation.weight, product.norm, heads.lanes).to(tl.float32)
+        y = by_weight(y * scale, rotation.partner_weight, product.norm, heads.lanes)
+        y = y.to(tl.float32)
+    return (x * rotation.cos + y * rotation.sin).to(heads.lanes.dtype)
 
 
 @jit

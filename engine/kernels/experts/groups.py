@@ -13,8 +13,10 @@ import torch
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, tl, triton
 
-BLOCK = 2048
-"""Number of pairs that a program looks at together."""
+BLOCK = 8192
+"""Most pairs that a program looks at together."""
+A_WARP = 512
+"""Those of them that a warp looks at."""
 
 
 class Groups(NamedTuple):
@@ -80,7 +82,8 @@ def group_pairs_triton(ids: torch.Tensor, num_experts: int) -> Groups:
     order = torch.empty(num_pairs, dtype=torch.int32, device=ids.device)
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=ids.device)
     block = min(max(triton.next_power_of_2(num_pairs), 64), BLOCK)
+    warps = max(block // A_WARP, 4)
     _group_kernel[(num_experts,)](
-        ids, order, starts, num_pairs, BLOCK=block, num_warps=4, **overlap_of(ids)
+        ids, order, starts, num_pairs, BLOCK=block, num_warps=warps, **overlap_of(ids)
     )
     return Groups(order, starts)

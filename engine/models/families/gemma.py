@@ -18,7 +18,7 @@ from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import RmsNormPlusOne
-from engine.models.layers.query_key import HeadNormPlusOne, QueryKeyNorm
+from engine.models.layers.query_key import HeadNorm, QueryKeyNorm
 from engine.models.layers.residual import AddedOutput
 from engine.models.layers.vocabulary import LmHead, TokenEmbedding
 
@@ -56,7 +56,7 @@ def gemma2(config: Any) -> DecoderSpec:
 
 def gemma3_text(config: Any) -> DecoderSpec:
     """Gemma 2's layers, with norms of every head in place of the cap of attention."""
-    return _sandwich(config, HeadNormPlusOne(config.rms_norm_eps), None)
+    return _sandwich(config, HeadNorm(config.rms_norm_eps, plus_one=True), None)
 
 
 def _sandwich(config: Any, qk_norm: QueryKeyNorm | None, softcap: float | None) -> DecoderSpec:

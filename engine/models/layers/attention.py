@@ -40,6 +40,9 @@ class Attention(SublayerSpec):
         is_causal: as of `AttentionSpec`.
     """
 
+    has_gates = False
+    """Between queries and keys its product makes a gate for each query head."""
+
     hidden_size: int
     num_q_heads: int
     num_kv_heads: int
@@ -128,6 +131,8 @@ class Attention(SublayerSpec):
         heads, prepare = Heads(q_heads.length, kv_heads.length, None, 0.0), None
         if self.qk_norm is not None:
             heads, prepare = self.qk_norm.load(reader, name, self)
+        if self.has_gates:
+            heads = heads._replace(num_between=heads.num_q)
         if self.clip is not None:
             prepare = partial(clip, prepare, self.clip)
         by_position = None

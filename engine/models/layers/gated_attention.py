@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.kernels.invariant.functions import elementwise
+from engine.kernels.activation import gate_by_sigmoid
 from engine.kernels.linear import Linear
 from engine.models.formats.part import Normed
 from engine.models.formats.projections import Projection
@@ -22,6 +22,8 @@ from engine.models.weights.shares import RankShares, undivided
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GatedAttention(Attention):
     """o(sigmoid(gate) * attention(q, k, v)); the query product makes q and gate by head."""
+
+    has_gates = True
 
     def load(self, reader: WeightReader, prefix: str, places: LayerPlaces) -> Sublayer:
         qkv = reader.product(self.inputs(prefix, reader.ranks), undivided(self.hidden_size))
@@ -61,6 +63,5 @@ class LoadedGatedAttention(NamedTuple):
     def __call__(self, stream: Stream, inputs: LayerInputs) -> Stream:
         columns, residual = self.product(*stream)
         gate = columns[:, self.q_width : 2 * self.q_width]
-        qkv = torch.cat([columns[:, : self.q_width], columns[:, 2 * self.q_width :]], dim=1)
-        x = self.o(self.heads(qkv, inputs).mul_(elementwise(torch.sigmoid, gate)))
+        x = self.o(gate_by_sigmoid(self.heads(columns, inputs), gate))
         return (x if self.output is None else self.output(x)), residual

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.layer_norm import add_layer_norm, layer_norm
 from engine.kernels.linear import Linear
@@ -70,54 +69,46 @@ class _ActivatedProduct(NamedTuple):
         return self.activation(self.product(x)), residual
 
 
-class _LoadedRmsNorm(LoadedNorm):
+class LoadedRmsNorm(LoadedNorm):
+    """An RMSNorm by a weight [d], as of `engine.kernels.norm.rms_norm`."""
+
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        self._weight, self._eps = weight, eps
+        self.weight, self._eps = weight, eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self._weight, self._eps)
+        return rms_norm(x, self.weight, self._eps)
 
     def add(
         self, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if residual is None:
             return self(x), x
-        return add_rms_norm(x, residual, self._weight, self._eps)
+        return add_rms_norm(x, residual, self.weight, self._eps)
 
     def before(self, product: WeightProduct) -> Normed:
-        return product.normed(self._weight, self._eps)
+        return product.normed(self.weight, self._eps)
 
     def before_activated(
         self, product: WeightProduct, activation: LoadedActivation, down: WeightProduct
     ) -> Normed:
         if not activation.is_gated_silu:
             return super().before_activated(product, activation, down)
-        return product.gated(self._weight, self._eps, rounded=down.takes_rounded)
-
-
-class WideRmsNorm(LoadedNorm):
-    """An RMSNorm that is rounded once, after its float32 weight [d], as Gemma's is."""
-
-    def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        self.weight, self._eps = weight, eps
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, self._eps).to(x.dtype)
+        return product.gated(self.weight, self._eps, rounded=down.takes_rounded)
 
 
 class _LoadedLayerNorm(LoadedNorm):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
-        self._weight, self._bias, self._eps = weight, bias, eps
+        self.weight, self._bias, self._eps = weight, bias, eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return layer_norm(x, self._weight, self._bias, self._eps)
+        return layer_norm(x, self.weight, self._bias, self._eps)
 
     def add(
         self, x: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if residual is None:
             return self(x), x
-        return add_layer_norm(x, residual, self._weight, self._bias, self._eps)
+        return add_layer_norm(x, residual, self.weight, self._bias, self._eps)
 
 
 class _NoNorm(LoadedNorm):
@@ -154,7 +145,7 @@ class RmsNorm(NormSpec):
     eps: float
 
     def load(self, reader: WeightReader, width: int, prefix: str = "") -> LoadedNorm:
-        return _LoadedRmsNorm(self._weight(reader, width, prefix), self.eps)
+        return LoadedRmsNorm(self._weight(reader, width, prefix), self.eps)
 
     def _weight(self, reader: WeightReader, width: int, prefix: str) -> torch.Tensor:
         return reader.tensor(f"{prefix}{self.name}.weight", undivided(width))
@@ -164,18 +155,18 @@ class RmsNorm(NormSpec):
 class WideNorm(RmsNorm):
     """x / sqrt(mean(x²) + eps) * weight, in float32 and rounded once, as Gemma 4's."""
 
-    def load(self, reader: WeightReader, width: int, prefix: str = "") -> WideRmsNorm:
+    def load(self, reader: WeightReader, width: int, prefix: str = "") -> LoadedRmsNorm:
         weight = self._weight(reader, width, prefix)
-        return WideRmsNorm(reader.derived(weight.float, weight), self.eps)
+        return LoadedRmsNorm(reader.derived(weight.float, weight), self.eps)
 
 
 @dataclass(frozen=True)
 class RmsNormPlusOne(RmsNorm):
     """x / sqrt(mean(x²) + eps) * (1 + weight), in float32 and rounded once, as Gemma's."""
 
-    def load(self, reader: WeightReader, width: int, prefix: str = "") -> WideRmsNorm:
+    def load(self, reader: WeightReader, width: int, prefix: str = "") -> LoadedRmsNorm:
         weight = self._weight(reader, width, prefix)
-        return WideRmsNorm(reader.derived(lambda: 1.0 + weight.float(), weight), self.eps)
+        return LoadedRmsNorm(reader.derived(lambda: 1.0 + weight.float(), weight), self.eps)
 
 
 @dataclass(frozen=True)

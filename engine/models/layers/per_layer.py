@@ -13,7 +13,7 @@ from engine.models.formats.projections import Projection
 from engine.models.formats.reader import WeightReader
 from engine.models.layers.activation import Activation
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer, SublayerSpec
-from engine.models.layers.norms import Map, NormSpec, WideRmsNorm
+from engine.models.layers.norms import LoadedRmsNorm, Map, NormSpec
 from engine.models.weights.shares import undivided
 
 
@@ -45,7 +45,7 @@ class PerLayerEmbedding:
             float(torch.tensor(self.width**0.5).to(reader.dtype)),
             product,
             self.hidden_size**-0.5,
-            WideRmsNorm(reader.derived(weight.float, weight), self.eps),
+            LoadedRmsNorm(reader.derived(weight.float, weight), self.eps),
         )
 
 
@@ -61,7 +61,7 @@ class LoadedPerLayer(NamedTuple):
     table_scale: float
     product: Linear
     product_scale: float
-    norm: WideRmsNorm
+    norm: LoadedRmsNorm
 
     def __call__(self, input_ids: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """Add the two, and divide by the root of two."""

@@ -14,7 +14,7 @@ from engine.contracts.heads import Heads
 from engine.kernels.invariant.functions import elementwise
 from engine.kernels.norm import rms_norm, row_squares
 from engine.models.formats.reader import WeightReader
-from engine.models.layers.norms import Map, WideRmsNorm
+from engine.models.layers.norms import Map
 from engine.models.weights.shares import RankShare, undivided
 from engine.parallel.collectives import rank_sum
 from sampling.device.ranks import RankExchange
@@ -77,7 +77,13 @@ class QueryKeyNorm(ABC):
 
 @dataclass(frozen=True)
 class HeadNorm(QueryKeyNorm):
-    """An RMSNorm of each head, by a weight [head_dim] that heads share."""
+    """An RMSNorm of each head, by a weight [head_dim] that heads share.
+
+    Attributes:
+        plus_one: it is by 1 + weight, in float32 and rounded once, as Gemma's.
+    """
+
+    plus_one: bool = False
 
     def load(self, reader: WeightReader, prefix: str, attention: _Attention) -> LoadedNorms:
         heads, share = self._heads(reader, attention), undivided(attention.head_dim)
@@ -85,26 +91,10 @@ class HeadNorm(QueryKeyNorm):
 
         def by_head() -> torch.Tensor:
             own_q, own_k = _in_order(q, attention), _in_order(k, attention)
-            return torch.cat([own_q.repeat(heads.num_q, 1), own_k.repeat(heads.num_kv, 1)])
+            whole = torch.cat([own_q.repeat(heads.num_q, 1), own_k.repeat(heads.num_kv, 1)])
+            return 1.0 + whole.float() if self.plus_one else whole
 
         return LoadedNorms(heads._replace(norm=reader.derived(by_head, q, k)), None)
-
-
-@dataclass(frozen=True)
-class HeadNormPlusOne(QueryKeyNorm):
-    """An RMSNorm of each head by 1 + weight, in float32 and rounded once, as Gemma's."""
-
-    def load(self, reader: WeightReader, prefix: str, attention: _Attention) -> LoadedNorms:
-        heads, share = self._heads(reader, attention), undivided(attention.head_dim)
-        weights = self._read(reader, prefix, share, share)
-
-        def wide(weight: torch.Tensor) -> WideRmsNorm:
-            plus_one = reader.derived(lambda: 1.0 + _in_order(weight, attention).float(), weight)
-            return WideRmsNorm(plus_one, self.eps)
-
-        q, k = (wide(weight) for weight in weights)
-        q_width, kv_width = (attention.head_dim * num for num in (heads.num_q, heads.num_kv))
-        return LoadedNorms(heads, partial(norm_heads, q, k, q_width, kv_width))
 
 
 @dataclass(frozen=True)
@@ -131,17 +121,6 @@ def _in_order(weight: torch.Tensor, attention: _Attention) -> torch.Tensor:
     if order is None:
         return weight
     return weight.view(-1, attention.head_dim)[:, order.to(weight.device)].flatten()
-
-
-def norm_heads(
-    q_norm: WideRmsNorm, k_norm: WideRmsNorm, q_width: int, kv_width: int, qkv: torch.Tensor
-) -> torch.Tensor:
-    """Norm every head of queries and keys in a QKV product [T, q_width + 2 * kv_width]."""
-    q, k, v = torch.split(qkv, [q_width, kv_width, kv_width], dim=1)
-    head_dim = len(q_norm.weight)
-    q = q_norm(q.reshape(len(q), -1, head_dim)).flatten(1)
-    k = k_norm(k.reshape(len(k), -1, head_dim)).flatten(1)
-    return torch.cat([q, k, v], dim=1)
 
 
 def norm_whole(

@@ -15,7 +15,7 @@ from engine.models.formats.projections import Projection
 from engine.models.formats.reader import WeightReader
 from engine.models.layers.attention import AttendProduct, Attention
 from engine.models.layers.layer import LayerInputs, LayerPlaces
-from engine.models.layers.norms import WideRmsNorm
+from engine.models.layers.norms import LoadedRmsNorm
 from engine.models.weights.shares import RankShares, undivided
 
 
@@ -54,9 +54,9 @@ class SharedKeyAttention(Attention):
         if self.keeps:
             places.kept[self.keeps] = layer
 
-        def norm(part: str) -> WideRmsNorm:
+        def norm(part: str) -> LoadedRmsNorm:
             weight = reader.tensor(f"{name}.{part}_norm.weight", undivided(self.head_dim))
-            return WideRmsNorm(reader.derived(weight.float, weight), self.eps)
+            return LoadedRmsNorm(reader.derived(weight.float, weight), self.eps)
 
         return SharedKeyHeads(
             layer,
@@ -82,8 +82,8 @@ class SharedKeyHeads(NamedTuple):
     layer: int
     rotation: int
     heads: Heads
-    q_norm: WideRmsNorm
-    k_norm: WideRmsNorm | None
+    q_norm: LoadedRmsNorm
+    k_norm: LoadedRmsNorm | None
     eps: float
     keys_are_values: bool
     name: str | None

@@ -140,7 +140,9 @@ def test_attention(name: str, dtype: torch.dtype, compiled: Compiler) -> None:
     paged_decode(spec, q, pages, tables, lengths, q, scratch)
     width = (spec.num_q_heads + 2 * spec.num_kv_heads) * spec.head_dim
     positions = torch.full((2,), 8)
-    product = Product(torch.zeros((2, width), dtype=dtype), None, torch.zeros(16, q.shape[2]), 1e-6)
+    product = Product(
+        torch.zeros((2, width), dtype=dtype), None, torch.zeros(16, q.shape[2]), 1e-6, 0
+    )
     paged_decode_product(spec, product, positions, positions, pages, tables, lengths, q, scratch)
     group = spec.num_q_heads // spec.num_kv_heads
     tiling = tiling_of(spec.head_dim, dtype, CPU)

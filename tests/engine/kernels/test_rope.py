@@ -61,15 +61,23 @@ def test_keys_and_values_land_in_their_cells(has_norm: bool) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize("norm_kind", ["none", "rounded twice", "rounded once"])
+@pytest.mark.parametrize("num_between", [0, 2])
 @pytest.mark.parametrize(("num_q", "num_kv", "head_dim"), [(4, 2, 8), (3, 1, 6)])
 def test_kernel(
-    num_q: int, num_kv: int, head_dim: int, has_norm: bool, dtype: torch.dtype, device: str
+    num_q: int,
+    num_kv: int,
+    head_dim: int,
+    num_between: int,
+    norm_kind: str,
+    dtype: torch.dtype,
+    device: str,
 ) -> None:
     torch.manual_seed(0)
-    qkv = torch.randn(3, (num_q + 2 * num_kv) * head_dim, device=device).to(dtype)
-    norm = torch.randn(num_q + num_kv, head_dim, device=device).to(dtype) if has_norm else None
-    heads = Heads(num_q, num_kv, norm, 1e-6)
+    weights = torch.randn(num_q + num_kv, head_dim, device=device)
+    norm = {"none": None, "rounded twice": weights.to(dtype), "rounded once": weights}[norm_kind]
+    heads = Heads(num_q, num_kv, norm, 1e-6, num_between)
+    qkv = torch.randn(3, heads.width * head_dim, device=device).to(dtype)
     table = rope_table(inv_freq_of(head_dim).to(device), 1.0, 50)
     rotation = Rotation(table, torch.tensor([3, 40, 0], device=device))
     results = []
@@ -79,6 +87,19 @@ def test_kernel(
     # A norm rounded the other way moves a pair by a unit in the last place.
     for twin, kernel in zip(*results, strict=True):
         torch.testing.assert_close(kernel, twin, rtol=0, atol=8 * torch.finfo(dtype).eps)
+
+
+def test_what_is_between_queries_and_keys_is_left_alone() -> None:
+    torch.manual_seed(0)
+    heads = Heads(4, 2, None, 1e-6, num_between=3)
+    qkv = torch.randn(3, heads.width, 8)
+    alone = torch.cat([qkv[:, :4], qkv[:, 7:]], dim=1).flatten(1)
+    rotation = Rotation(rope_table(inv_freq_of(8), 1.0, 50), torch.tensor([3, 40, 0]))
+    results = []
+    for product, own in ((qkv.flatten(1), heads), (alone, heads._replace(num_between=0))):
+        cells = cells_of([9, 0, 6], 2, 8, qkv)
+        results.append((rope_and_store_torch(product, own, rotation, cells), cells.tensor))
+    assert all(map(torch.equal, *results))
 
 
 # Beyond the largest number, at it, between two numbers, at ties of normal and of subnormal ones,

@@ -31,7 +31,7 @@ def twin(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("front", ["nothing", "norm", "add and norm"])
+@pytest.mark.parametrize("front", ["nothing", "norm", "add and norm", "add and float32 norm"])
 @pytest.mark.parametrize(("rows", "fan_in", "fan_out"), [(1, 96, 18), (3, 1000, 7), (1, 2304, 5)])
 def test_kernel_equals_twin(
     rows: int, fan_in: int, fan_out: int, front: str, gated: bool, has_bias: bool, device: str
@@ -48,6 +48,7 @@ def test_kernel_equals_twin(
         "nothing": None,
         "norm": Norm(None, norm_weight, EPS),
         "add and norm": Norm(residual, norm_weight, EPS),
+        "add and float32 norm": Norm(residual, norm_weight.float(), EPS),
     }[front]
     out, total = skinny_linear(x, weight, bias, norm=norm, gated=gated)
     wanted, wanted_total = twin(x, weight, bias, norm, gated)

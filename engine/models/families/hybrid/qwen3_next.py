@@ -10,7 +10,7 @@ from engine.models.layers.decoder_spec import DecoderSpec, DraftingSpec
 from engine.models.layers.gated_attention import GatedAttention
 from engine.models.layers.layer import Layer
 from engine.models.layers.norms import RmsNormPlusOne
-from engine.models.layers.query_key import HeadNormPlusOne
+from engine.models.layers.query_key import HeadNorm
 from engine.models.layers.recurrent.gated_delta import GatedDelta
 from engine.models.layers.rotation import RotationSpeeds
 
@@ -81,7 +81,7 @@ def _attention(config: Any, rotation: RotationSpeeds) -> GatedAttention:
         **sizes(config),
         **biases(config),
         norm=RmsNormPlusOne("input_layernorm", config.rms_norm_eps),
-        qk_norm=HeadNormPlusOne(config.rms_norm_eps),
+        qk_norm=HeadNorm(config.rms_norm_eps, plus_one=True),
         rotation=rotation,
         lane_order=lanes(config),
     )

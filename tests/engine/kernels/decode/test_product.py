@@ -40,8 +40,9 @@ class Case:
         lengths: list[int],
         device: str,
         dtype: torch.dtype,
-        norm: bool,
+        norm: torch.dtype | None,
         float8: bool = False,
+        num_between: int = 0,
     ) -> None:
         torch.manual_seed(0)
         self.spec, self.float8, num_rows = spec, float8, len(lengths)
@@ -58,10 +59,12 @@ class Case:
         self.tables, self.slots = tables.to(device), slots.to(device)
         self.lengths_np = np.array(lengths, dtype=np.int32)
         self.lengths = torch.from_numpy(self.lengths_np).to(device)
-        num_heads = spec.num_q_heads + 2 * spec.num_kv_heads
-        self.qkv = torch.randn(num_rows, num_heads * spec.head_dim, device=device).to(dtype)
-        weights = torch.randn(num_heads - spec.num_kv_heads, spec.head_dim, device=device).to(dtype)
-        self.heads = Heads(spec.num_q_heads, spec.num_kv_heads, weights if norm else None, 1e-6)
+        num_heads = spec.num_q_heads + spec.num_kv_heads
+        weights = torch.randn(num_heads, spec.head_dim, device=device)
+        norms = None if norm is None else weights.to(norm)
+        self.heads = Heads(spec.num_q_heads, spec.num_kv_heads, norms, 1e-6, num_between)
+        width = self.heads.width * spec.head_dim
+        self.qkv = torch.randn(num_rows, width, device=device).to(dtype)
         speeds = 1.0 / 100.0 ** (torch.arange(0, spec.head_dim, 2) / spec.head_dim)
         table = rope_table(speeds.to(device), 1.0, max(lengths) + 1)
         self.rotation = Rotation(table, self.lengths.long() - 1)
@@ -99,7 +102,13 @@ class Case:
         out = torch.full(shape, float("nan"), dtype=self.qkv.dtype, device=self.qkv.device)
         paged_decode_product(
             self.spec,
-            Product(self.qkv, self.heads.norm, self.rotation.table, self.heads.eps),
+            Product(
+                self.qkv,
+                self.heads.norm,
+                self.rotation.table,
+                self.heads.eps,
+                self.heads.num_between,
+            ),
             self.rotation.positions,
             self.slots,
             layer,
@@ -127,12 +136,13 @@ def newest_cells(case: Case, layer: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(("norm", "between"), [(None, 0), (torch.float32, 0), (None, 2)])
 @pytest.mark.parametrize("lengths", [[1], [300], [64, 1, 65, 17, 200, 66], [129] * 9])
 def test_kernel_equals_the_three_steps(
-    lengths: list[int], norm: bool, spec: AttentionSpec, device: str
+    lengths: list[int], norm: torch.dtype | None, between: int, spec: AttentionSpec, device: str
 ) -> None:
-    case = Case(on_device(spec, device), lengths, device, torch.float32, norm)
+    own = on_device(spec, device)
+    case = Case(own, lengths, device, torch.float32, norm, num_between=between)
     scratch = DecodeScratch([case.spec], len(lengths), case.qkv.device)
     scratch.sums.fill_(float("nan"))
     scratch.stats.fill_(float("nan"))
@@ -150,13 +160,14 @@ def test_kernel_equals_the_three_steps(
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("norm", ["none", "rounded twice", "rounded once"])
 def test_half_precision_is_rounded_as_the_steps_round(
-    norm: bool, dtype: torch.dtype, device: str
+    norm: str, dtype: torch.dtype, device: str
 ) -> None:
     if device == "cpu" and dtype == torch.bfloat16:
         pytest.skip("Triton's interpreter multiplies the bits of bfloat16")
-    case = Case(SPEC, [300, 64, 7], device, dtype, norm)
+    own = {"none": None, "rounded twice": dtype, "rounded once": torch.float32}[norm]
+    case = Case(SPEC, [300, 64, 7], device, dtype, own)
     wanted, _ = case.twin()
     found, _ = case.kernel(DecodeScratch([case.spec], 3, case.qkv.device))
     # A query or key rounded the other way, by eps of it, moves scores up to some 8 by 8 eps and as
@@ -172,7 +183,7 @@ def test_half_precision_is_rounded_as_the_steps_round(
 def test_a_cache_in_float8_is_attended_to_as_it_is_stored(
     lengths: list[int], spec: AttentionSpec, dtype: torch.dtype, device: str
 ) -> None:
-    case = Case(on_device(spec, device), lengths, device, dtype, True, float8=True)
+    case = Case(on_device(spec, device), lengths, device, dtype, dtype, float8=True)
     wanted, twin_layer = case.twin()
     found, layer = case.kernel(DecodeScratch([case.spec], len(lengths), case.qkv.device))
     cells, twin_cells = newest_cells(case, layer.float()), newest_cells(case, twin_layer.float())
@@ -193,7 +204,7 @@ def test_a_cache_in_float8_is_attended_to_as_it_is_stored(
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_token_beyond_its_rows_limit_goes_where_it_is_told(device: str) -> None:
     """Drafts after a row's end have slots of the null block, and a length that lacks them."""
-    case = Case(SPEC, [40, 33], device, torch.float32, True)
+    case = Case(SPEC, [40, 33], device, torch.float32, torch.float32)
     case.slots[1] = 5
     _, layer = case.kernel(DecodeScratch([case.spec], 2, case.qkv.device))
     assert (layer[0, :, 5] != case.layer[0, :, 5]).all()
