@@ -13,7 +13,6 @@ import uuid
 from typing import Protocol
 
 import zmq
-import zmq.asyncio
 
 from engine.awake import LATE_S, AwakeClock
 from engine.config import EngineConfig
@@ -22,6 +21,7 @@ from engine.contracts.info import EngineInfo
 from engine.errors import ControlError
 from engine.messages.codec import decode_output, encode
 from engine.messages.request import FrontendMessage, Request, ScoringRequest
+from engine.messages.step_output import StepOutput
 from engine.parent import EngineProcess
 from engine.progress import Listener
 from engine.stats import EngineStats
@@ -40,6 +40,9 @@ logger = logging.getLogger("tailrace")
 
 BEAT_S = 0.5
 """Seconds between the messages that show the engine that its frontend is alive."""
+
+_READABLE = int(zmq.POLLIN)
+"""A plain number: to look into a flag of an enum takes as long as to ask the socket."""
 
 MAX_HELD = 8
 """Requests of one turn of the event loop that go in one message at most. The engine begins with
@@ -129,12 +132,14 @@ class EngineClient:
         self._submissions: dict[int, Submission] = {}
         self._handles = itertools.count(1)
         self._message = FrontendMessage()
-        self._socket = zmq.asyncio.Context.instance().socket(zmq.DEALER)
-        self._socket.set_hwm(0)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
+        self._socket.set_hwm(0)  # so that sending never waits
         self._socket.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
         self._socket.connect(link.address)
-        work = (self._receive(), self._beat(), self._fail_at_end())
-        self._tasks = [asyncio.create_task(each) for each in work]
+        # Not by zmq's own futures, which cost more than what is done with a message.
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.fileno(), self._receive)
+        self._tasks = [asyncio.create_task(each) for each in (self._beat(), self._fail_at_end())]
 
     @property
     def pid(self) -> int:
@@ -202,6 +207,7 @@ class EngineClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._loop.remove_reader(self._socket.fileno())
         self._socket.close(linger=0)
 
     # -- messages ---------------------------------------------------------------------------
@@ -218,26 +224,39 @@ class EngineClient:
     def _outgoing(self) -> FrontendMessage:
         """The message of this turn of the event loop; its first use schedules the sending."""
         if not _has_content(self._message):
-            asyncio.get_running_loop().call_soon(self._send)
+            self._loop.call_soon(self._send)
         return self._message
 
     def _send(self) -> None:
         """Send the message, unless it is empty: a full one was sent before its turn ended."""
         message, self._message = self._message, FrontendMessage()
         if _has_content(message):
-            self._socket.send(encode(message))
+            self._send_now(message)
 
-    async def _receive(self) -> None:
-        while True:
-            output = decode_output(await self._socket.recv())
-            if output.stats is not None:
-                self.stats = output.stats
-            if output.state is not None:
-                self.state = output.state
-            for reply in output.control:
-                self._end_command(reply)
-            for handle in deliver_output(output, self._submissions):
-                del self._submissions[handle]
+    def _send_now(self, message: FrontendMessage) -> None:
+        self._socket.send(encode(message), zmq.NOBLOCK)
+        # Sending takes note of what has come, of which the event loop is then not told again.
+        if self._has_come:
+            self._loop.call_soon(self._receive)
+
+    @property
+    def _has_come(self) -> bool:
+        return bool(int(self._socket.get(zmq.EVENTS)) & _READABLE)
+
+    def _receive(self) -> None:
+        """Take in every output that has come."""
+        while not self._socket.closed and self._has_come:
+            self._take(decode_output(self._socket.recv(zmq.NOBLOCK)))
+
+    def _take(self, output: StepOutput) -> None:
+        if output.stats is not None:
+            self.stats = output.stats
+        if output.state is not None:
+            self.state = output.state
+        for reply in output.control:
+            self._end_command(reply)
+        for handle in deliver_output(output, self._submissions):
+            del self._submissions[handle]
 
     def _end_command(self, reply: ControlReply) -> None:
         ended = self._commands.get(reply.handle)
@@ -250,7 +269,7 @@ class EngineClient:
         while True:
             if (held_up_s := awake.tick()) > LATE_S:
                 logger.warning("this process was stopped or held up for %.1f s", held_up_s)
-            self._socket.send(encode(FrontendMessage()))
+            self._send_now(FrontendMessage())
             await asyncio.sleep(BEAT_S)
 
     async def _fail_at_end(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,6 +195,17 @@ async def test_only_unfinished_requests_are_aborted(setup: Setup) -> None:
     client.abort(submission.handle)
     client.abort(999)
     assert await setup.engine.is_silent()
+
+
+async def test_what_comes_just_before_something_is_sent_is_read(setup: Setup) -> None:
+    client = setup.client
+    submission = client.submit(request(client))
+    await setup.engine.receive()
+    await setup.engine.send(output([submission.handle], Finish.STOP))
+    time.sleep(0.2)  # noqa: ASYNC251 - it comes, and the event loop does not know yet
+    client._send_now(FrontendMessage())
+    async with asyncio.timeout(10):
+        assert [len(entries) async for entries in submission] == [1]
 
 
 async def test_outputs_reach_their_submission_and_the_latest_statistics_are_kept(
