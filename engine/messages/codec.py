@@ -21,7 +21,8 @@ def encode_array(obj: Any) -> Any:
 def decode_array(kind: type, obj: Any) -> Any:
     """The array of `encode_array`, a read-only view of the bytes."""
     dtype, shape, raw = obj
-    return np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape)
+    array = np.frombuffer(raw, dtype=dtype)
+    return array if len(shape) == 1 else array.reshape(shape)
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
