@@ -137,14 +137,15 @@ async def _at_once(function: Callable[..., Any], *args: Any) -> Any:
 async def _scores(
     prompts: Sequence[DecisionPrompts], model: str | None, context: Context
 ) -> list[ItemScores]:
+    runs = [
+        run_scoring(each.spec.request, each.num_prompt_tokens, context, model=model)
+        for each in prompts
+    ]
+    if len(runs) == 1:
+        return [await runs[0]]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(
-                    run_scoring(each.spec.request, each.num_prompt_tokens, context, model=model)
-                )
-                for each in prompts
-            ]
+            tasks = [group.create_task(run) for run in runs]
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from failed
     return [task.result() for task in tasks]
