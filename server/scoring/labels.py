@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,18 @@ Float64Array = npt.NDArray[np.float64]
 
 class LabelError(ValueError):
     """Two labels are equal, or one is a prefix of another."""
+
+
+class _PathStep(NamedTuple):
+    """The tokens at one place of labels.
+
+    Attributes:
+        labels: those that have so many tokens. nodes, columns: where their tokens are read.
+    """
+
+    labels: slice | list[int]
+    nodes: list[int]
+    columns: list[int]
 
 
 @dataclass(frozen=True)
@@ -40,7 +53,8 @@ class LabelTree:
 
     branches: list[tuple[Label, int]]
     id_lists: Int32Array
-    _paths: list[list[tuple[int, int]]]
+    _num_labels: int
+    _steps: list[_PathStep]
     _parents: list[tuple[int, int] | None]
 
     @classmethod
@@ -73,7 +87,10 @@ class LabelTree:
         return cls(
             branches=branches,
             id_lists=id_lists,
-            _paths=[[step(label[:n], label[n]) for n in range(len(label))] for label in labels],
+            _num_labels=len(labels),
+            _steps=_steps(
+                [[step(label[:n], label[n]) for n in range(len(label))] for label in labels]
+            ),
             _parents=[step(node[:-1], node[-1]) if node else None for node in order],
         )
 
@@ -87,15 +104,26 @@ class LabelTree:
             others: float32 [N, M], logprobs of all other ids together.
         """
         by_node, rest = values.astype(np.float64), others.astype(np.float64)
-        labels = [sum(by_node[:, m, j] for m, j in path) for path in self._paths]
-        reached: list[Float64Array] = []
-        for parent in self._parents:  # a node's parent comes before it
-            if parent is None:
-                reached.append(np.zeros(len(by_node)))
-            else:
-                reached.append(reached[parent[0]] + by_node[:, parent[0], parent[1]])
-        left = np.logaddexp.reduce(np.stack(reached, axis=1) + rest, axis=1)
-        return np.stack(labels, axis=1), left
+        labels = np.zeros((len(by_node), self._num_labels))
+        for these, nodes, columns in self._steps:
+            labels[:, these] += by_node[:, nodes, columns]
+        reached = np.zeros_like(rest)
+        for node, parent in enumerate(self._parents):  # a node's parent comes before it
+            if parent is not None:
+                m, j = parent
+                reached[:, node] = reached[:, m] + by_node[:, m, j]
+        return labels, np.logaddexp.reduce(reached + rest, axis=1)
+
+
+def _steps(paths: list[list[tuple[int, int]]]) -> list[_PathStep]:
+    """The paths of labels as steps that all of them take together."""
+    steps = []
+    for n in range(max(map(len, paths))):
+        there = [label for label, path in enumerate(paths) if len(path) > n]
+        nodes, columns = zip(*(paths[label][n] for label in there), strict=True)
+        labels = slice(None) if len(there) == len(paths) else there
+        steps.append(_PathStep(labels, list(nodes), list(columns)))
+    return steps
 
 
 def _check_disjoint(labels: list[Label]) -> None:

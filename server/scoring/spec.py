@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -58,8 +59,10 @@ class ScoringSpec:
     @property
     def longest(self) -> int:
         """The most tokens that one continuation has, its query included."""
-        depths = np.array([max(len(branch) for branch, _ in tree.branches) for tree in self.trees])
-        return len(self.query) + int((self.items.lens + depths[self.tree_of_item]).max())
+        depths = [max(len(branch) for branch, _ in tree.branches) for tree in self.trees]
+        if len(depths) == 1:
+            return len(self.query) + int(self.items.lens.max()) + depths[0]
+        return len(self.query) + int((self.items.lens + np.array(depths)[self.tree_of_item]).max())
 
     def request(self, handle: int) -> ScoringRequest:
         """The engine's request."""
@@ -101,14 +104,10 @@ class ScoringSpec:
 
     def logprobs(self, scores: ItemScores) -> list[LabelLogprobs]:
         """What the engine's answer says of each tree's items."""
-        num_nodes = np.array([len(tree.id_lists) for tree in self.trees])[self.tree_of_item]
-        firsts = np.cumsum(num_nodes) - num_nodes
         found = []
-        for k, tree in enumerate(self.trees):
-            items = np.flatnonzero(self.tree_of_item == k)
-            places = firsts[items, None] + np.arange(len(tree.id_lists))
+        for tree, items, places in self._places():
             labels, others = tree.logprobs(scores.values[places], scores.others[places])
-            roots = firsts[items]  # the root is the first node
+            roots = places[:, 0]  # the root is the first node
             num_first = int((tree.id_lists[0] >= 0).sum())
             first = scores.values[roots, :num_first].max(axis=1)
             best_ids, best = scores.best_ids[roots], scores.best[roots]
@@ -116,3 +115,16 @@ class ScoringSpec:
                 LabelLogprobs(items, labels, others, first, best_ids, best, scores.log_sums[roots])
             )
         return found
+
+    def _places(self) -> Iterator[tuple[LabelTree, Int64Array, Int64Array]]:
+        """Each tree, its items, and the positions at which their nodes are read, int64 [n, M]."""
+        if len(self.trees) == 1:
+            tree, count = self.trees[0], len(self.items.lens)
+            places = np.arange(count * len(tree.id_lists)).reshape(count, -1)
+            yield tree, np.arange(count), places
+            return
+        num_nodes = np.array([len(tree.id_lists) for tree in self.trees])[self.tree_of_item]
+        firsts = np.cumsum(num_nodes) - num_nodes
+        for k, tree in enumerate(self.trees):
+            items = np.flatnonzero(self.tree_of_item == k)
+            yield tree, items, firsts[items, None] + np.arange(len(tree.id_lists))

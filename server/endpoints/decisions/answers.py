@@ -131,10 +131,13 @@ def answers(
             if read.question != reads[row - 1].question or not row
         ]
         ends = [*starts[1:], len(reads)]
-        counts = np.subtract(ends, starts)
-        mean = np.add.reduceat(by_order, starts) / counts[:, None]
-        mean /= mean.sum(axis=1, keepdims=True)
-        mass = np.minimum(np.add.reduceat(masses, starts) / counts, 1.0).tolist()
+        mean = by_order
+        if len(starts) < len(reads):  # else each question was shown in one order
+            counts = np.subtract(ends, starts)
+            mean = np.add.reduceat(by_order, starts) / counts[:, None]
+            masses = np.add.reduceat(masses, starts) / counts
+        mean = mean / mean.sum(axis=1, keepdims=True)
+        mass = np.minimum(masses, 1.0).tolist()
         for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
             found[reads[start].question] = Answer(
                 probabilities=mean[row],
@@ -176,8 +179,10 @@ def _readings(
 def softmax(logprobs: Float64Array) -> Float64Array:
     """Probabilities float64 [.., n] in proportion to exp(logprobs); equal where all are -inf."""
     best = logprobs.max(axis=-1, keepdims=True)
-    weights = np.exp(logprobs - np.where(np.isneginf(best), 0.0, best))
-    weights = np.where(np.isneginf(best), 1.0, weights)
+    if (is_none := np.isneginf(best)).any():
+        weights = np.where(is_none, 1.0, np.exp(logprobs - np.where(is_none, 0.0, best)))
+    else:
+        weights = np.exp(logprobs - best)
     shared: Float64Array = weights / weights.sum(axis=-1, keepdims=True)
     return shared
 
