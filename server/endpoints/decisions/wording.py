@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from jinja2 import TemplateError, nodes
@@ -45,8 +47,10 @@ are options that all of them have.
 """
 
 
-_MARK = f"\ufdd0{secrets.token_hex(16)}\ufdd1"
-"""Stands for a question's instructions; no request can know it."""
+_MARK, _STATE_MARK = (f"\ufdd0{secrets.token_hex(16)}\ufdd1" for _ in range(2))
+"""Stand for a question's instructions and for the state; no request can know them."""
+_MAX_KNOWN, _MAX_KNOWN_CHARS = 256, 4096
+"""Texts around a state and instructions that are kept, and the characters of the longest."""
 _PASSES_ON = (nodes.Template, nodes.Output, nodes.If, nodes.For)
 """Statements that write what is in them as it is; blocks of filters, say, do not."""
 
@@ -76,7 +80,11 @@ class Wording:
     def __init__(self, source: str) -> None:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         self._template = environment.from_string(source)
-        self._copies_question = _copies(environment.parse(source), "question")
+        parsed = environment.parse(source)
+        self._copies_question = _copies(parsed, "question")
+        self._copies_both = self._copies_question and _copies(parsed, "state", may_test=True)
+        self._known: OrderedDict[Hashable, str] = OrderedDict()
+        self._lock = threading.Lock()
 
     def content(self, state: str, shown: Shown) -> str:
         """The user's message of one question; raises `ApiError` for what the template refuses."""
@@ -91,6 +99,29 @@ class Wording:
         return self._render(_MARK, state, shown).split(_MARK) if self._copies_question else None
 
     def _render(self, instructions: str, state: str, shown: Shown) -> str:
+        if not self._copies_both:
+            return self._rendered(instructions, state, shown)
+        # Whether there is a state is all that the template asks of it.
+        blank = self._blank(_STATE_MARK if state else "", shown)
+        return blank.replace(_STATE_MARK, state).replace(_MARK, instructions)
+
+    def _blank(self, state: str, shown: Shown) -> str:
+        """What is written with marks in place of the state and the instructions, remembered."""
+        question, order, labels, kind = shown
+        key = (state, question.kind, question.options, tuple(order), tuple(labels), kind)
+        with self._lock:
+            if (known := self._known.get(key)) is not None:
+                self._known.move_to_end(key)
+                return known
+        blank = self._rendered(_MARK, state, shown)
+        if len(blank) <= _MAX_KNOWN_CHARS:
+            with self._lock:
+                self._known[key] = blank
+                if len(self._known) > _MAX_KNOWN:
+                    self._known.popitem(last=False)
+        return blank
+
+    def _rendered(self, instructions: str, state: str, shown: Shown) -> str:
         question, order, labels, kind = shown
         is_named = question.kind != "predicate" and kind == "letters"
         texts = question.texts()
@@ -115,14 +146,20 @@ class Wording:
             raise bad_request(question.place, f"the decision template refused: {error}") from error
 
 
-def _copies(node: nodes.Node, name: str) -> bool:
-    """Whether a part of a template does nothing with a variable but write its value as it is."""
+def _copies(node: nodes.Node, name: str, *, may_test: bool = False) -> bool:
+    """Whether a part of a template does nothing with a variable but write its value as it is.
+
+    Args:
+        may_test: it may also ask whether the value is empty.
+    """
     if isinstance(node, nodes.Name):
         return node.name != name
     if not isinstance(node, _PASSES_ON):
         return all(each.name != name for each in node.find_all(nodes.Name))
-    writes = isinstance(node, nodes.Output)
+    copies = isinstance(node, nodes.Output)
+    tested = node.test if may_test and isinstance(node, nodes.If) else None
     return all(
-        (writes and isinstance(child, nodes.Name)) or _copies(child, name)
+        (isinstance(child, nodes.Name) and (copies or child is tested))
+        or _copies(child, name, may_test=may_test)
         for child in node.iter_child_nodes()
     )

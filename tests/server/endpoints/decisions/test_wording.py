@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import Template
 
 from server.endpoints.decisions.question import Kind, Labels, Option, Question
 from server.endpoints.decisions.wording import WORDING, Shown, Wording
@@ -87,6 +90,86 @@ def test_instructions_stand_between_the_same_texts(
     assert len(around) == 2
     whole = wording.content(instructions, shown)
     assert instructions.join(around).strip() == whole
+
+
+KNOWING, ALONE = Wording(WORDING), Wording(WORDING + "{% set asked = question %}")
+"""One that remembers what it worded, and one that words every question by the template."""
+FEW = st.sampled_from(("", "late", " a\nb "))
+
+
+@given(
+    st.sampled_from(("", "It is late.", "{{ question }}", "\n it ")),
+    FEW,
+    st.lists(st.builds(Option, FEW | st.booleans(), st.none() | FEW), min_size=2, max_size=2),
+    st.permutations(["A", "B"]),
+    st.permutations([0, 1]),
+    st.sampled_from(("choice", "score", "predicate")),
+    st.sampled_from(("letters", "options")),
+)
+def test_what_is_remembered_is_what_the_template_writes(
+    state: str,
+    instructions: str,
+    options: list[Option],
+    labels: list[str],
+    order: list[int],
+    kind: Kind,
+    labels_kind: Labels,
+) -> None:
+    asked = Question(kind, instructions, tuple(options), "questions[0]", "")
+    shown = Shown(asked, order, labels, labels_kind)
+    assert ALONE.around(state, shown) is None
+    whole = ALONE.content(state, shown)
+    assert KNOWING.content(state, shown) == whole
+    around = KNOWING.around(state, shown)
+    assert around is not None
+    assert instructions.join(around).strip() == whole
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ state | upper }} {{ question }}",
+        "{% if state == 'It is late.' %}yes{% endif %}{{ question }}",
+        "{{ state | length }} {{ question }}",
+        "{% set about = state %}{{ about }} {{ question }}",
+        "{% for word in state %}{{ word }}.{% endfor %}{{ question }}",
+        "{{ state[:4] }} {{ question }}",
+    ],
+)
+def test_templates_that_do_more_with_a_state_word_each(template: str) -> None:
+    shown = Shown(question("choice", *TEAMS), [0, 1], ["A", "B"], "letters")
+    wording = Wording(template)
+    for state in ("It is late.", "It was late!"):
+        written = Template(template).render(state=state, question="Which team?")
+        assert wording.content(state, shown) == written
+
+
+def test_wordings_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    wording, rendered = Wording(WORDING), list[str]()
+    render = wording._template.render
+
+    def noted(**variables: Any) -> str:
+        rendered.append(variables["question"])
+        return render(**variables)
+
+    monkeypatch.setattr(wording._template, "render", noted)
+
+    def ask(value: str) -> None:
+        shown = Shown(question("choice", *TEAMS, Option(value)), [0, 1, 2], ["A"] * 3, "letters")
+        wording.content("It is late.", shown)
+
+    ask("x")
+    ask("x")
+    assert len(rendered) == 1
+    for value in ("y" * 5000, "y" * 5000):
+        ask(value)
+    assert len(rendered) == 3  # too long to be kept
+    for each in range(300):
+        ask(str(each))
+    ask("x")
+    assert len(rendered) == 304  # it made room
+    ask("299")
+    assert len(rendered) == 304
 
 
 @pytest.mark.parametrize(
