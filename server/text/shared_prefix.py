@@ -6,10 +6,16 @@ then cross the cut, and no piece of a unigram model lies over it, so the two sid
 if they were alone. Tokenizers look at most one character ahead of what they split off, and never
 back: the left side is tokenized with the right one's first character after it, and the right side
 after a line break. That the first text's parts join to its ids is checked each time.
+
+What a lone text begins with that later ones are likely to begin with too, such as a conversation
+that is asked about again, is cut off alike, and its ids are remembered. What several texts share is
+not: where they are cut must not depend on what came before, since what they share counts once.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,6 +27,8 @@ from server.text.tokenizer import Tokenizer
 BREAK = "\n"
 MIN_SHARED = 256
 """Characters of a shared beginning from which on it pays to look for a cut."""
+MAX_KNOWN_CHARS = 1 << 20
+"""Characters of all beginnings whose ids are remembered."""
 
 
 class PrefixedTexts(NamedTuple):
@@ -42,12 +50,49 @@ class PrefixTokenizer:
         self._tokenizer = tokenizer
         self._break_ids: list[int] | None = None
         self._joined: frozenset[str] = frozenset()
+        self._known = _KnownBeginnings()
 
-    def encode(self, texts: Sequence[str]) -> PrefixedTexts:
-        """The ids of texts that are not empty; the texts have written their special tokens."""
+    def encode(self, texts: Sequence[str], begin: int = 0, salt: str = "") -> PrefixedTexts:
+        """The ids of texts that are not empty; the texts have written their special tokens.
+
+        Args:
+            begin: so many characters later texts are likely to begin with too.
+            salt: only texts of equal salts find each other's beginnings.
+        """
+        if len(texts) == 1:
+            return common_prefix([self._lone(texts[0], begin, salt)])
         if (cut := self._cut(texts)) and (found := self._encode_cut(texts, cut)):
             return found
         return common_prefix(self._tokenizer.encode_each(texts))
+
+    def _lone(self, text: str, begin: int, salt: str) -> list[int]:
+        """The ids of one text, of which only the end is tokenized where its beginning is known."""
+        cut = self._cut_after(text, begin)
+        if not cut:
+            return self._ids(text)
+        assert self._break_ids is not None
+        # With the character after it, which tokenizers look at.
+        key = (salt, text[: cut + 1])
+        known, count = self._known.get(key), len(self._break_ids)
+        end = self._ids(BREAK + text[cut:])
+        if end[:count] != self._break_ids:
+            return self._ids(text)
+        if known is not None:
+            return known + end[count:]
+        whole = self._ids(text)
+        size = len(whole) - len(end) + count
+        if whole[size:] == end[count:]:
+            self._known.put(key, whole[:size])
+        return whole
+
+    def _cut_after(self, text: str, begin: int) -> int:
+        """Where a text can be cut after what it begins with; 0 for nowhere."""
+        if begin < MIN_SHARED or not self._knows_breaks():
+            return 0
+        cut = text.find(BREAK, begin) + 1
+        while 0 < cut < len(text) and not self._is_cut(text[cut]):
+            cut = text.find(BREAK, cut) + 1
+        return cut if cut < len(text) else 0
 
     def _ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
@@ -61,11 +106,14 @@ class PrefixTokenizer:
             return 0
         text = texts[0]
         while (cut := text.rfind(BREAK, 0, end) + 1) > 0:
-            after = text[cut : cut + 1]
-            if cut < end and after.isascii() and after.isalnum() and after not in self._joined:
+            if cut < end and self._is_cut(text[cut : cut + 1]):
                 return cut
             end = cut - 1
         return 0
+
+    def _is_cut(self, after: str) -> bool:
+        """Whether texts can be cut between a line break and this character, if there is one."""
+        return after.isascii() and after.isalnum() and after not in self._joined
 
     def _knows_breaks(self) -> bool:
         """Whether it is known what a line break's tokens are, and what may follow them."""
@@ -96,6 +144,34 @@ class PrefixTokenizer:
         if not np.array_equal(whole[len(prefix) :], rests[0]):
             return None
         return PrefixedTexts(prefix, rests)
+
+
+class _KnownBeginnings:
+    """The ids of texts' beginnings by salt and text, those of late; several threads may ask."""
+
+    def __init__(self) -> None:
+        self._ids: OrderedDict[tuple[str, str], list[int]] = OrderedDict()
+        self._num_chars = 0
+        self._lock = threading.Lock()
+
+    def get(self, key: tuple[str, str]) -> list[int] | None:
+        with self._lock:
+            if (ids := self._ids.get(key)) is not None:
+                self._ids.move_to_end(key)
+            return ids
+
+    def put(self, key: tuple[str, str], ids: list[int]) -> None:
+        with self._lock:
+            if key not in self._ids:
+                self._num_chars += _size(key)
+            self._ids[key] = ids
+            while self._num_chars > MAX_KNOWN_CHARS:
+                oldest, _ = self._ids.popitem(last=False)
+                self._num_chars -= _size(oldest)
+
+
+def _size(key: tuple[str, str]) -> int:
+    return len(key[0]) + len(key[1])
 
 
 def _shared_chars(first: str, second: str) -> int:

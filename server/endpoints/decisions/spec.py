@@ -191,7 +191,8 @@ class DecisionReader:
         texts = [
             f"{frame.head}{each.content}{tail}" for each, tail in zip(asked, tails, strict=True)
         ]
-        spec = self._spec(texts, trees, reading)
+        begin = len(frame.head) + len(state.text)
+        spec = self._spec(texts, trees, reading, begin)
         self._check(spec, reads, questions, state)
         return DecisionPrompts(spec, reads)
 
@@ -232,9 +233,10 @@ class DecisionReader:
         return after or self.info.eos_token_ids[:1]
 
     def _spec(
-        self, texts: Sequence[str], trees: Sequence[LabelTree], reading: Reading
+        self, texts: Sequence[str], trees: Sequence[LabelTree], reading: Reading, begin: int
     ) -> ScoringSpec:
-        prefixed = self.readers.prefixes.encode(texts)
+        """The prompts as ids; other requests may have their first `begin` characters too."""
+        prefixed = self.readers.prefixes.encode(texts, begin, reading.cache_salt)
         distinct = {id(tree): tree for tree in trees}
         numbers = {key: number for number, key in enumerate(distinct)}
         lens = np.array([len(rest) for rest in prefixed.rests], dtype=np.int32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -88,16 +89,86 @@ def test_what_texts_share_is_tokenized_once(kind: str, monkeypatch: pytest.Monke
     assert check(tokenizer, texts) >= len(tokenizer.encode(state)) - 1
     prefixes = PrefixTokenizer(tokenizer)
     prefixes.encode(texts)
-    seen: list[int] = []
-    encode = tokenizer.encode_each
-
-    def noted(texts: Sequence[str]) -> list[list[int]]:
-        seen.extend(map(len, texts))
-        return encode(texts)
-
-    monkeypatch.setattr(tokenizer, "encode_each", noted)
+    seen = noted_lengths(tokenizer, monkeypatch)
     prefixes.encode(texts)
     assert [length > 100 for length in sorted(seen)] == [False, False, False, True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(
+    begin=words,
+    ends=st.lists(st.lists(words, min_size=1, max_size=2), min_size=2, max_size=6),
+    literal=st.booleans(),
+    shift=st.integers(-8, 8),
+)
+def test_ids_after_a_known_beginning_are_those_without_it(
+    kind: str, begin: str, ends: list[list[str]], literal: bool, shift: int
+) -> None:
+    begin = "the cat the " * 30 + begin + ("\n\nQuestion: " if literal else "")
+    tokenizer = tokenizer_of(kind)
+    prefixes = PrefixTokenizer(tokenizer)
+    for each in ends:
+        texts = [begin + end for end in each]
+        found = prefixes.encode(texts, len(begin) - 12 + shift)
+        anew = PrefixTokenizer(tokenizer).encode(texts)
+        assert found.prefix.tolist() == anew.prefix.tolist()
+        assert [rest.tolist() for rest in found.rests] == [rest.tolist() for rest in anew.rests]
+
+
+def noted_lengths(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The lengths of texts that are tokenized from now on."""
+    seen: list[int] = []
+    encode, encode_each = tokenizer.encode, tokenizer.encode_each
+
+    def noted(text: str, **options: Any) -> list[int]:
+        seen.append(len(text))
+        return encode(text, **options)
+
+    def noted_each(texts: Sequence[str]) -> list[list[int]]:
+        seen.extend(map(len, texts))
+        return encode_each(texts)
+
+    monkeypatch.setattr(tokenizer, "encode", noted)
+    monkeypatch.setattr(tokenizer, "encode_each", noted_each)
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["demo", "gpt2", "first space"])
+def test_a_known_beginning_is_tokenized_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tokenizer_of(kind)
+    prefixes, state = PrefixTokenizer(tokenizer), "the cat is the cat\n" * 100
+    seen = noted_lengths(tokenizer, monkeypatch)
+    asked = [f"{state}\n\nQuestion: is it {end}?" for end in ("the", "cat")]
+    prefixes.encode(asked[:1], len(state))
+    assert max(seen) > len(state)
+    seen.clear()
+    prefixes.encode(asked[1:], len(state))
+    assert max(seen) < 100
+    seen.clear()
+    prefixes.encode(asked[1:], len(state), salt="mine")
+    assert max(seen) > len(state)  # others' texts are not found
+
+
+def test_known_beginnings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.text.shared_prefix.MAX_KNOWN_CHARS", 5000)
+    tokenizer = tokenizer_of("demo")
+    prefixes = PrefixTokenizer(tokenizer)
+    seen = noted_lengths(tokenizer, monkeypatch)
+
+    def is_known(letter: str, length: int = 2000) -> bool:
+        seen.clear()
+        state = letter * length
+        prefixes.encode([f"{state}\n\nQuestion"], length)
+        return max(seen) < 100
+
+    assert not is_known("a")
+    assert not is_known("b")
+    assert is_known("a")
+    assert not is_known("c")
+    assert is_known("a")
+    assert not is_known("b")  # the one asked for longest ago made room
+    assert not is_known("d", 6000)
+    assert not is_known("d", 6000)
 
 
 def test_a_token_over_the_cut_leaves_whole_texts() -> None:
