@@ -70,6 +70,8 @@ class RowLayout(NamedTuple):
 def layout_of(request: ScoringRequest, shared_len: int, block_size: int) -> RowLayout:
     """Lay out the rows of a request whose first `shared_len` query tokens are in shared blocks."""
     rest = request.query_token_ids[shared_len:]
+    if len(request.num_read) == 1:
+        return _lone_row(request, rest, block_size)
     num_items = len(request.item_lens)
     whole_lens = request.item_lens.astype(np.int64) + len(rest)
     whole = _preceded(rest, request.item_token_ids, request.item_lens.astype(np.int64))
@@ -106,6 +108,25 @@ def layout_of(request: ScoringRequest, shared_len: int, block_size: int) -> RowL
         num_blocks=-(-lens // block_size),
         num_read=num_read,
         first_rows=first_rows,
+    )
+
+
+def _lone_row(request: ScoringRequest, rest: Int32Array, block_size: int) -> RowLayout:
+    """The layout of a request that has one item with one branch, if any.
+
+    It is that of the question that is asked alone, where the host's time counts.
+    """
+    branch_ids = request.item_token_ids[:0]
+    if request.branches is not None:
+        branch_ids = request.branches.token_ids
+    token_ids = np.concatenate([rest, request.item_token_ids, branch_ids])
+    return RowLayout(
+        token_ids=token_ids,
+        offsets=np.array([0, len(token_ids)]),
+        stems=np.zeros(1, dtype=np.int64),
+        num_blocks=np.array([-(-len(token_ids) // block_size)]),
+        num_read=request.num_read.astype(np.int64),
+        first_rows=np.array([0, 1]),
     )
 
 

@@ -54,7 +54,7 @@ class ScoringStepRows:
             self._add(progress.query_rows(count))
         if progress.num_computed < progress.shared_len:
             return len(self.rows) > num_before
-        if not progress.planned and self._is_apart(progress):
+        if not progress.planned and (self._is_last_alone(progress) or self._is_apart(progress)):
             self._add_apart(progress)
             if not progress.planned and not progress.is_within_item:
                 self._add_items(progress, [], [])  # what is the request's own is in use
@@ -76,6 +76,11 @@ class ScoringStepRows:
         if count <= self.budget:
             return count
         return self.budget if count > self._max_tokens else 0
+
+    def _is_last_alone(self, progress: ScoringProgress) -> bool:
+        """Whether one row is left, and fits: to add it as one of several takes the host longer."""
+        is_last = progress.next_row + 1 == progress.layout.num_rows
+        return is_last and not progress.num_split and progress.num_left <= self.budget
 
     def _is_apart(self, progress: ScoringProgress) -> bool:
         """Whether the rows of the next item are added one by one: no step may hold them all."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
+import pytest
 
 from engine.messages.request import Branches, ScoringRequest
 from engine.scoring.layout import layout_of
@@ -62,3 +64,21 @@ def test_items_without_branches_are_rows_as_they_are() -> None:
     for made in (layout_of(asked, 0, SIZE), layout_of(bare, 0, SIZE)):
         assert made.token_ids.tolist() == [100, 101, 102, 103, 104]
         assert made.offsets.tolist() == [0, 2, 5]
+
+
+@pytest.mark.parametrize("branch", [None, [], [50], [60, 61]])
+@pytest.mark.parametrize("length", [1, 3, 4, 9])
+@pytest.mark.parametrize("query", [[1, 2, 3, 4], [1, 2, 3, 4, 5, 6]])
+def test_a_lone_item_is_laid_out_as_among_others(
+    query: list[int], length: int, branch: list[int] | None
+) -> None:
+    branches: list[list[list[int]]] = [[branch or []], [[]]]
+    lone, both = (request(query, [length, 2][:count], branches[:count]) for count in (1, 2))
+    if branch is None:
+        lone = msgspec.structs.replace(lone, branches=None)
+    found, among = layout_of(lone, 4, SIZE), layout_of(both, 4, SIZE)
+    assert found.num_rows == 1
+    assert found.token_ids.tolist() == among.token_ids[: among.offsets[1]].tolist()
+    for own, all_rows in zip(found[1:], among[1:], strict=True):
+        assert own.tolist() == all_rows[: len(own)].tolist()
+        assert own.dtype == all_rows.dtype
