@@ -59,46 +59,87 @@ def make_plan(parts: Sequence[Rows], block_size: int, *, keeps_states: bool = Fa
     step, because a layer stores the keys of all rows before it attends. Within a part, rows that
     begin from what others leave come after them.
     """
-    shares = [pays_to_share(part.counts, part.num_shared * block_size) for part in parts]
-    sizes = [len(part.counts) for part in parts]
-    is_after = np.concatenate([np.isin(part.sources, _left(part.targets)) for part in parts])
-    order = np.lexsort(
-        (is_after, np.repeat(np.arange(len(parts)), sizes), np.repeat(shares, sizes))
+    # A part of one row shares with none.
+    shares = [
+        len(part.counts) > 1 and pays_to_share(part.counts, part.num_shared * block_size)
+        for part in parts
+    ]
+    counts, starts, token_ids, num_read = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("counts", "starts", "token_ids", "num_read")
     )
-    counts = np.concatenate([part.counts for part in parts])
+    tables = _stacked([part.tables for part in parts], NULL_BLOCK)
+    order = _order(parts, shares) if keeps_states or any(shares) else None
     firsts = np.cumsum(counts) - counts
-    counts, firsts = counts[order], firsts[order]
-    starts = np.concatenate([part.starts for part in parts])[order]
-    tables = _stacked([part.tables for part in parts], NULL_BLOCK)[order]
+    if order is not None:
+        counts, starts, firsts, tables = counts[order], starts[order], firsts[order], tables[order]
     ends = np.cumsum(counts)
     rows = np.repeat(np.arange(len(counts)), counts)
     places = np.arange(len(rows)) - (ends - counts)[rows]
     positions = places + starts[rows]
     blocks = tables[rows, positions // block_size].astype(np.int64)
-    num_read = np.concatenate([part.num_read for part in parts])
-    embeds = np.repeat(np.repeat([part.embeds for part in parts], sizes), num_read)
-    # The end of each row of `parts` in the step. A row's last position read is its last token.
-    read_shift = np.repeat(ends[np.argsort(order)] - np.cumsum(num_read), num_read)
-    read = np.arange(len(read_shift)) + read_shift
-    sources, targets = (
-        np.concatenate([getattr(part, name) for part in parts])[order].astype(np.int32)
-        for name in ("sources", "targets")
+    read_tokens, embed_tokens = _read(
+        parts, num_read, ends if order is None else ends[np.argsort(order)]
     )
-    adapters = np.repeat([part.adapter for part in parts], sizes)[order].astype(np.int32)
     return ScoringPlan(
-        token_ids=np.concatenate([part.token_ids for part in parts])[firsts[rows] + places],
+        token_ids=token_ids if order is None else token_ids[firsts[rows] + places],
         positions=positions,
         query_starts=np.concatenate([[0], ends]).astype(np.int32),
         seq_lens=(starts + counts).astype(np.int32),
         block_tables=tables,
         slots=blocks * block_size + positions % block_size,
         sharing=_sharing(parts, shares),
-        read_tokens=read[~embeds],
-        embed_tokens=read[embeds],
+        read_tokens=read_tokens,
+        embed_tokens=embed_tokens,
         id_lists=_stacked([part.id_lists for part in parts], NO_TOKEN),
-        states=PlanStates(sources, targets, _cut(sources, targets)) if keeps_states else None,
-        adapters=adapters if (adapters != NO_SLOT).any() else None,
+        states=_states(parts, order) if keeps_states else None,
+        adapters=_adapters(parts, order),
     )
+
+
+def _order(parts: Sequence[Rows], shares: Sequence[bool]) -> Int64Array:
+    """The order of the rows of `parts` in the step, int64 [R]."""
+    sizes = [len(part.counts) for part in parts]
+    is_after = np.concatenate([np.isin(part.sources, _left(part.targets)) for part in parts])
+    return np.lexsort((is_after, np.repeat(np.arange(len(parts)), sizes), np.repeat(shares, sizes)))
+
+
+def _read(
+    parts: Sequence[Rows], num_read: Int64Array, ends: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """The tokens whose logits are read, and those whose hidden state is.
+
+    Args:
+        num_read, ends: int64 [R], of each row of `parts`: how many of its last tokens are read, and
+            where it ends in the step.
+    """
+    shift = np.repeat(ends - np.cumsum(num_read), num_read)
+    read = np.arange(len(shift)) + shift
+    if not any(part.embeds for part in parts):
+        return read, read[:0]
+    sizes = [len(part.counts) for part in parts]
+    embeds = np.repeat(np.repeat([part.embeds for part in parts], sizes), num_read)
+    return read[~embeds], read[embeds]
+
+
+def _adapters(parts: Sequence[Rows], order: Int64Array | None) -> Int32Array | None:
+    """The slots of the rows' adapters, int32 [R]; None where no row has one."""
+    if all(part.adapter == NO_SLOT for part in parts):
+        return None
+    sizes = [len(part.counts) for part in parts]
+    slots = np.repeat(np.array([part.adapter for part in parts], dtype=np.int32), sizes)
+    return slots if order is None else slots[order]
+
+
+def _states(parts: Sequence[Rows], order: Int64Array | None) -> PlanStates:
+    """The snapshots that rows begin from and leave."""
+    sources, targets = (
+        np.concatenate([getattr(part, name) for part in parts]).astype(np.int32)
+        for name in ("sources", "targets")
+    )
+    if order is not None:
+        sources, targets = sources[order], targets[order]
+    return PlanStates(sources, targets, _cut(sources, targets))
 
 
 def _left(targets: Int32Array) -> Int32Array:
