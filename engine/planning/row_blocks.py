@@ -57,6 +57,8 @@ class RowBlocks:
     def num_promised(self) -> int:
         """The number of blocks that running choices still need for tokens they already have."""
         table = self._table
+        if not table.running:
+            return 0
         rows = np.array(table.running, dtype=np.int64)
         need = self.needed(table.num_tokens[rows], table.limit[rows]) - table.num_granted[rows]
         return int(np.maximum(need, 0).sum())
