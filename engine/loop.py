@@ -181,8 +181,8 @@ class EngineLoop:
             self._send(frontend, msgspec.structs.replace(output, control=[reply]))
 
     def _wait(self) -> None:
-        self._poller.poll()
-        self._bell.silence()
+        if self._bell.fd in dict(self._poller.poll()):
+            self._bell.silence()
 
     def _send(self, frontend: bytes, output: StepOutput) -> None:
         """Send an output; a request's end comes with the statistics that count it."""
