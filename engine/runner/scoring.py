@@ -52,7 +52,9 @@ def issue_scoring(
     own = None if states is None else _states_of(plan, states, query_starts, positions)
     adapters = of_tokens(plan.adapters, np.diff(plan.query_starts))
     final = forward(token_ids, positions, inputs, own, adapters).final
-    read, hidden = final[read_tokens], final[embed_tokens].float()
+    read = final[read_tokens]
+    # Which take a lone question's host as long as its tokens take the GPU, where there are none.
+    hidden = (final[embed_tokens] if len(embed_tokens) else final[:0]).float()
     parts = []
     for chunk in logit_chunks(0, len(read), max(shard.widths)):
         own_slots = None if adapters is None else adapters[plan.read_tokens[chunk]]
