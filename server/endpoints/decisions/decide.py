@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -162,8 +161,9 @@ def _count(
 ) -> DecisionCounts:
     """Count answers in the metrics; returns the counts of these alone."""
     metrics = context.metrics
-    for kind, count in Counter(question.kind for question in questions).items():
-        metrics.decisions[kind].inc(count)
+    kinds = [question.kind for question in questions]
+    for kind in set(kinds):
+        metrics.decisions[kind].inc(kinds.count(kind))
     num_labels = sum(answer.by_order.size for answer in found)
     metrics.decision_labels.inc(num_labels)
     for answer in found:
