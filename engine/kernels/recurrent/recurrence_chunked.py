@@ -24,6 +24,7 @@ from engine.kernels.recurrent.chunk_products import ChunkProducts, chunk_product
 from engine.kernels.recurrent.matrices import CHUNK, Matrices, Rule, TokenInputs
 from engine.kernels.recurrent.token_steps import (
     Sizes,
+    load_row,
     load_state,
     replay,
     sizes_of,
@@ -148,10 +149,12 @@ def _scan_kernel(
     slot = tl.load(rows.slots + row).to(tl.int64)
     start = tl.load(rows.starts + row).to(tl.int64)
     finish = tl.load(rows.starts + row + 1) - start
-    begin = tl.load(rows.begins + row)
+    source, since, begin, ends, slots = load_row(rows, row, sizes)
     if slot != _NULL:
-        state = load_state(memory, rows, row, head, keys, values, sizes)
-        state, index = replay(state, memory, rows, row, head, keys, values, sizes)
+        state = load_state(memory, source, begin, head, 0, keys, values, sizes)
+        state = replay(
+            state, memory, source, since, begin, ends, slots, head, 0, keys, values, sizes
+        )
         finish += begin
         first = begin // CHUNK
         at = first_chunk(start, row, CHUNK)
@@ -183,8 +186,8 @@ def _scan_kernel(
             tl.store(address, out.to(out_ptr.dtype.element_ty), mask=mask)
             state = state * total + _dot(new * c, kept, sizes.by_channel)
             end = tl.minimum((chunk + 1) * CHUNK, finish)
-            index = snapshot(state, memory, rows, row, index, end, head, keys, values, sizes)
-        store_state(state, memory, slot, head, keys, values, sizes)
+            snapshot(state, memory, ends, slots, end, head, 0, keys, values, sizes)
+        store_state(state, memory, slot, head, 0, keys, values, sizes)
     else:
         for at in range(0, finish, CHUNK):
             token = start + at + lanes

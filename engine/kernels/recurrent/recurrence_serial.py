@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """The recurrence token by token: decode and verification.
 
-A program holds a few rows of a head's matrix through all tokens of a row, so that a state is read
-once and written once a step, however many tokens the step verifies.
+A program takes a few rows of a head's matrix through all tokens of a row, so that a state is read
+once and written once a step, however many tokens the step verifies; then it takes the next few.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from engine.kernels.recurrent.matrices import Matrices, Rule, TokenInputs
 from engine.kernels.recurrent.token_steps import (
     advance,
+    load_row,
     load_state,
     load_token,
     replay,
@@ -24,39 +25,126 @@ from engine.memory.state_rows import NULL_SLOT, Extent, StateRows
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import constexpr, jit, padded_lanes, tl, triton
 
-VALUES = 8
-"""The rows of a head's matrix that a program holds: one warp's, whose sums need no other's."""
-
 _NULL = constexpr(NULL_SLOT)
 
 
+VALUES = 8
+"""The rows of a head's matrix that a program holds: one warp's, whose sums need no other's."""
+MAX_BLOCKS, ENOUGH = 8, 4096
+"""The most blocks of so many rows that a program takes in turn, and the programs that there are at
+least where it takes several: about twice as many as run at once on a Hopper GPU."""
+REGISTERS, WARP_KEYS = 128, 128
+"""The registers of a thread, so that 16 programs share a processor, where a row of a matrix is no
+longer than so many numbers: those that a warp loads at once."""
+
+
+def num_blocks(pairs: int, v: int) -> int:
+    """The blocks of a program, for so many pairs of a row and a head, of matrices [v, k].
+
+    Programs begin at a rate that is too low for one block each, and several share what a program
+    waits for first. A kernel takes the number as it runs, so that no bits depend on it.
+    """
+    each = triton.cdiv(v, VALUES)
+    return max(1, min(MAX_BLOCKS, each, pairs * each // ENOUGH))
+
+
 @jit
-def _keep(inputs, strides, memory, token, slot, position, head, keys, values, sizes: tl.constexpr):
-    """Keep the inputs of a token that may be refused; programs share a head's and a token's."""
+def _load_inputs(inputs, strides, token, end, head, first, keys, values, sizes: tl.constexpr):
+    """A head's k, v, decay, beta and q of a token, as they are stored; zeros from `end` on."""
+    decays: tl.constexpr = sizes.heads * (sizes.k if sizes.by_channel else 1)
+    k, v, decay, beta = load_token(
+        inputs.k + token * strides[1],
+        inputs.v + token * strides[2],
+        inputs.decay + token * decays,
+        inputs.beta + token * sizes.heads,
+        token < end,
+        head,
+        first,
+        keys,
+        values,
+        sizes,
+    )
+    key_head = head // (sizes.heads // sizes.key_heads)
+    q_ptr = inputs.q + token * strides[0] + key_head * sizes.k + keys
+    q = tl.load(q_ptr, mask=keys < tl.where(token < end, sizes.k, 0), other=0.0)
+    return k, v, decay, beta, q
+
+
+@jit
+def _keep(
+    memory, k, v, decay, beta, slot, position, head, first, keys, values, sizes: tl.constexpr
+):
+    """Keep the inputs of a token that may be refused; a head's first block keeps what all share."""
     group: tl.constexpr = sizes.heads // sizes.key_heads
     at = slot * sizes.drafted + position % sizes.drafted
-    is_first = tl.program_id(2) == 0
-    channels = tl.where(is_first, sizes.k, 0)
-    key_head = head // group
+    is_first = first == 0
+    channels = keys < tl.where(is_first, sizes.k, 0)
     if head % group == 0:
-        k_ptr = inputs.k + token * strides[1] + key_head * sizes.k + keys
-        kept_ptr = memory.drafted.k + (at * sizes.key_heads + key_head) * sizes.k + keys
-        tl.store(kept_ptr, tl.load(k_ptr, mask=keys < channels), mask=keys < channels)
-    v = tl.load(inputs.v + token * strides[2] + head * sizes.v + values, mask=values < sizes.v)
-    v_ptr = memory.drafted.v + (at * sizes.heads + head) * sizes.v + values
-    tl.store(v_ptr, v, mask=values < sizes.v)
-    beta = tl.load(inputs.beta + token * sizes.heads + head)
-    tl.store(memory.drafted.beta + at * sizes.heads + head, beta, mask=is_first)
+        kept_ptr = memory.drafted.k + (at * sizes.key_heads + head // group) * sizes.k + keys
+        tl.store(kept_ptr, k, mask=channels)
+    of_head = at * sizes.heads + head
+    v_ptr = memory.drafted.v + (of_head * sizes.v + first)
+    tl.store(v_ptr + values, v, mask=values < sizes.v - first)
+    tl.store(memory.drafted.beta + of_head, beta, mask=is_first)
     if sizes.by_channel:
-        from_ptr = inputs.decay + (token * sizes.heads + head) * sizes.k + keys
-        to_ptr = memory.drafted.decay + (at * sizes.heads + head) * sizes.k + keys
-        tl.store(to_ptr, tl.load(from_ptr, mask=keys < channels), mask=keys < channels)
+        tl.store(memory.drafted.decay + of_head * sizes.k + keys, decay, mask=channels)
     else:
-        decay = tl.load(inputs.decay + token * sizes.heads + head)
-        tl.store(memory.drafted.decay + at * sizes.heads + head, decay, mask=is_first)
+        tl.store(memory.drafted.decay + of_head, decay, mask=is_first)
 
 
-@jit(do_not_specialize=["num_certain"])
+@jit
+def _take_block(
+    inputs,
+    strides,
+    memory,
+    skip_ptr,
+    out_ptr,
+    scale,
+    slot,
+    start,
+    end,
+    num_certain,
+    kept,
+    head,
+    first,
+    keys,
+    values,
+    sizes: tl.constexpr,
+):
+    """Take some rows of a head's matrix through a row's tokens; `kept` is as `load_row` has it.
+
+    What the first token brings is asked for together with the state, and the live state is stored
+    before anything is asked of snapshots.
+    """
+    source, since, begin, ends, slots = kept
+    state = load_state(memory, source, begin, head, first, keys, values, sizes)
+    k, v, decay, beta, q = _load_inputs(
+        inputs, strides, start, end, head, first, keys, values, sizes
+    )
+    state = replay(
+        state, memory, source, since, begin, ends, slots, head, first, keys, values, sizes
+    )
+    certain_end = tl.minimum(start + num_certain, end)
+    for token in range(start, end):
+        state = advance(state, k, v, decay, beta, sizes.delta)
+        if token + 1 == certain_end:
+            store_state(state, memory, slot, head, first, keys, values, sizes)
+        out = tl.sum(state * unit(q.to(tl.float32), sizes.delta), 1, keep_dims=True) * scale
+        if sizes.has_skip:
+            out += tl.load(skip_ptr + head) * v.to(tl.float32)
+        to_ptr = out_ptr + ((token * sizes.heads + head) * sizes.v + first)
+        tl.store(to_ptr + values, out.to(out_ptr.dtype.element_ty), mask=values < sizes.v - first)
+        at = begin + token - start
+        if token < certain_end:
+            snapshot(state, memory, ends, slots, at + 1, head, first, keys, values, sizes)
+        else:
+            _keep(memory, k, v, decay, beta, slot, at, head, first, keys, values, sizes)
+        k, v, decay, beta, q = _load_inputs(
+            inputs, strides, token + 1, end, head, first, keys, values, sizes
+        )
+
+
+@jit(do_not_specialize=["num_certain", "num_blocks"])
 def _serial_kernel(
     inputs,
     strides,
@@ -66,59 +154,49 @@ def _serial_kernel(
     out_ptr,
     scale,
     num_certain,
+    num_blocks,
     sizes: tl.constexpr,
     BLOCK_K: tl.constexpr,  # noqa: N803
     BLOCK_V: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
 ):
-    """A program takes BLOCK_V rows of a head's matrix, of a row."""
+    """A program takes `num_blocks` times BLOCK_V rows of a head's matrix, of a row.
+
+    It asks for all that depends on the row alone at once.
+    """
     begin_next(overlap)
     row, head = tl.program_id(0), tl.program_id(1)
-    keys = tl.arange(0, BLOCK_K)[None, :]
-    values = (tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V))[:, None]
-    key_head = head // (sizes.heads // sizes.key_heads)
-    decays: tl.constexpr = sizes.heads * (sizes.k if sizes.by_channel else 1)
+    keys, values = tl.arange(0, BLOCK_K)[None, :], tl.arange(0, BLOCK_V)[:, None]
     wait_for_last(overlap)
     slot = tl.load(rows.slots + row).to(tl.int64)
     start = tl.load(rows.starts + row).to(tl.int64)
     end = tl.load(rows.starts + row + 1).to(tl.int64)
-    if slot == _NULL:
-        for token in range(start, end):
-            address = out_ptr + (token * sizes.heads + head) * sizes.v + values
-            tl.store(address, 0.0 * values, mask=values < sizes.v)
-    else:
-        begin = tl.load(rows.begins + row)
-        state = load_state(memory, rows, row, head, keys, values, sizes)
-        state, index = replay(state, memory, rows, row, head, keys, values, sizes)
-        certain_end = tl.minimum(start + num_certain, end)
-        for token in range(start, end):
-            k, v, decay, beta = load_token(
-                inputs.k + token * strides[1],
-                inputs.v + token * strides[2],
-                inputs.decay + token * decays,
-                inputs.beta + token * sizes.heads,
+    kept = load_row(rows, row, sizes)
+    begin = tl.program_id(2) * num_blocks * BLOCK_V
+    for first in range(begin, tl.minimum(begin + num_blocks * BLOCK_V, sizes.v), BLOCK_V):
+        if slot == _NULL:
+            for token in range(start, end):
+                to_ptr = out_ptr + ((token * sizes.heads + head) * sizes.v + first)
+                tl.store(to_ptr + values, 0.0 * values, mask=values < sizes.v - first)
+        else:
+            _take_block(
+                inputs,
+                strides,
+                memory,
+                skip_ptr,
+                out_ptr,
+                scale,
+                slot,
+                start,
+                end,
+                num_certain,
+                kept,
                 head,
+                first,
                 keys,
                 values,
                 sizes,
             )
-            state = advance(state, k, v, decay, beta, sizes.delta)
-            q_ptr = inputs.q + token * strides[0] + key_head * sizes.k + keys
-            q = tl.load(q_ptr, mask=keys < sizes.k, other=0.0).to(tl.float32)
-            out = tl.sum(state * unit(q, sizes.delta), 1, keep_dims=True) * scale
-            if sizes.has_skip:
-                out += tl.load(skip_ptr + head) * v
-            address = out_ptr + (token * sizes.heads + head) * sizes.v + values
-            tl.store(address, out.to(out_ptr.dtype.element_ty), mask=values < sizes.v)
-            position = begin + token - start
-            if token < certain_end:
-                index = snapshot(
-                    state, memory, rows, row, index, position + 1, head, keys, values, sizes
-                )
-                if token + 1 == certain_end:
-                    store_state(state, memory, slot, head, keys, values, sizes)
-            else:
-                _keep(inputs, strides, memory, token, slot, position, head, keys, values, sizes)
 
 
 def recurrence_serial(
@@ -135,7 +213,9 @@ def recurrence_serial(
     if out is None:
         out = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
     assert out.is_contiguous()
-    _serial_kernel[(len(rows.slots), sizes.heads, triton.cdiv(sizes.v, VALUES))](
+    num_rows = len(rows.slots)
+    blocks = num_blocks(num_rows * sizes.heads, sizes.v)
+    _serial_kernel[(num_rows, sizes.heads, triton.cdiv(sizes.v, VALUES * blocks))](
         inputs,
         tuple(each.stride(0) for each in inputs[:3]),
         memory,
@@ -144,10 +224,12 @@ def recurrence_serial(
         out,
         rule.scale,
         extent.max_len if extent.num_certain is None else extent.num_certain,
+        blocks,
         sizes=sizes,
         BLOCK_K=padded_lanes(sizes.k),
         BLOCK_V=VALUES,
         num_warps=1,
+        maxnreg=REGISTERS if padded_lanes(sizes.k) <= WARP_KEYS else None,
         **overlap_of(out),
     )
     return out

@@ -65,7 +65,8 @@ def unit(x, delta: tl.constexpr):
 
 @jit
 def advance(state, k, v, decay, beta, delta: tl.constexpr):
-    """The state [V, K] after a token: k [1, K], v [V, 1], decay [1, K] or a number, beta."""
+    """The state [V, K] after a token that `load_token` loaded."""
+    k, v = unit(k.to(tl.float32), delta), v.to(tl.float32)
     state *= tl.exp(decay)
     if delta:
         v -= tl.sum(state * k, 1, keep_dims=True)
@@ -73,20 +74,28 @@ def advance(state, k, v, decay, beta, delta: tl.constexpr):
 
 
 @jit
-def load_token(k_ptr, v_ptr, decay_ptr, beta_ptr, head, keys, values, sizes: tl.constexpr):
-    """A head's k [1, K], v [V, 1], decay and beta; the pointers are at their token's."""
+def load_token(
+    k_ptr, v_ptr, decay_ptr, beta_ptr, is_there, head, first, keys, values, sizes: tl.constexpr
+):
+    """A head's k, v, decay and beta as they are stored, zeros if the token is not there.
+
+    k and decays by channel lie as `keys` [1, K], v as `values` [V, 1], which count from the head's
+    row `first`: what is added to an address is then a constant. The pointers are at their token's.
+    """
     key_head = head // (sizes.heads // sizes.key_heads)
-    k = tl.load(k_ptr + key_head * sizes.k + keys, mask=keys < sizes.k, other=0.0)
-    v = tl.load(v_ptr + head * sizes.v + values, mask=values < sizes.v, other=0.0)
+    channels = keys < tl.where(is_there, sizes.k, 0)
+    k = tl.load(k_ptr + key_head * sizes.k + keys, mask=channels, other=0.0)
+    inside = values < tl.where(is_there, sizes.v - first, 0)
+    v = tl.load(v_ptr + (head * sizes.v + first) + values, mask=inside, other=0.0)
     if sizes.by_channel:
-        decay = tl.load(decay_ptr + head * sizes.k + keys, mask=keys < sizes.k, other=0.0)
+        decay = tl.load(decay_ptr + head * sizes.k + keys, mask=channels, other=0.0)
     else:
-        decay = tl.load(decay_ptr + head)
-    return unit(k.to(tl.float32), sizes.delta), v.to(tl.float32), decay, tl.load(beta_ptr + head)
+        decay = tl.load(decay_ptr + head, mask=is_there, other=0.0)
+    return k, v, decay, tl.load(beta_ptr + head, mask=is_there, other=0.0)
 
 
 @jit
-def load_drafted(drafted, slot, position, head, keys, values, sizes: tl.constexpr):
+def load_drafted(drafted, slot, position, head, first, keys, values, sizes: tl.constexpr):
     """What a slot keeps of the token at a position, as `load_token` has it."""
     at = slot * sizes.drafted + position % sizes.drafted
     decays: tl.constexpr = sizes.heads * (sizes.k if sizes.by_channel else 1)
@@ -95,7 +104,9 @@ def load_drafted(drafted, slot, position, head, keys, values, sizes: tl.constexp
         drafted.v + at * sizes.heads * sizes.v,
         drafted.decay + at * decays,
         drafted.beta + at * sizes.heads,
+        position >= 0,
         head,
+        first,
         keys,
         values,
         sizes,
@@ -103,46 +114,69 @@ def load_drafted(drafted, slot, position, head, keys, values, sizes: tl.constexp
 
 
 @jit
-def load_state(memory, rows, row, head, keys, values, sizes: tl.constexpr):
-    """A head's state [V, K] that a row begins from: its source's, or zeros at position 0."""
-    count = tl.where(tl.load(rows.begins + row) > 0, sizes.k, 0)
-    inside = (values < sizes.v) & (keys < count)
-    source = tl.load(rows.sources + row).to(tl.int64)
-    address = ((source * sizes.heads + head) * sizes.v + values) * sizes.k + keys
-    return tl.load(memory.matrix + address, mask=inside, other=0.0)
+def load_row(rows, row, sizes: tl.constexpr):
+    """What the table says of a row, all asked for at once.
 
-
-@jit
-def store_state(state, memory, slot, head, keys, values, sizes: tl.constexpr):
-    """Store a head's state [V, K] in a slot, unless that is the null slot."""
-    inside = (values < sizes.v) & (keys < tl.where(slot != _NULL, sizes.k, 0))
-    address = ((slot.to(tl.int64) * sizes.heads + head) * sizes.v + values) * sizes.k + keys
-    tl.store(memory.matrix + address, state, mask=inside)
-
-
-@jit
-def replay(state, memory, rows, row, head, keys, values, sizes: tl.constexpr):
-    """Enter a row's accepted drafts; the state, and the index of the row's next snapshot."""
-    begin = tl.load(rows.begins + row)
-    position = begin - tl.load(rows.replays + row)
+    Returns:
+        The source, the positions of its state and of the row's first token, and the ends [S] and
+        slots [S] of the row's snapshots.
+    """
     lanes = tl.arange(0, sizes.lanes)
-    end_ptr = rows.snapshot_ends + row * sizes.snapshots + lanes
-    ends = tl.load(end_ptr, mask=lanes < sizes.snapshots, other=1 << 62)
-    index = tl.sum((ends <= position).to(tl.int32), 0)
+    at, inside = row * sizes.snapshots + lanes, lanes < sizes.snapshots
     source = tl.load(rows.sources + row).to(tl.int64)
-    for at in range(position, begin):
-        k, v, decay, beta = load_drafted(memory.drafted, source, at, head, keys, values, sizes)
-        state = advance(state, k, v, decay, beta, sizes.delta)
-        index = snapshot(state, memory, rows, row, index, at + 1, head, keys, values, sizes)
-    return state, index
+    begin = tl.load(rows.begins + row)
+    replays = tl.load(rows.replays + row)
+    ends = tl.load(rows.snapshot_ends + at, mask=inside, other=-1)
+    slots = tl.load(rows.snapshot_slots + at, mask=inside, other=_NULL)
+    return source, begin - replays, begin, ends, slots
 
 
 @jit
-def snapshot(state, memory, rows, row, index, end, head, keys, values, sizes: tl.constexpr):
-    """Copy the state to the row's snapshot `index` if it ends at `end`; the next one's index."""
-    at = row * sizes.snapshots + index
-    is_end = tl.load(rows.snapshot_ends + at, mask=index < sizes.snapshots, other=-1) == end
-    if is_end:
-        into = tl.load(rows.snapshot_slots + at)
-        store_state(state, memory, into, head, keys, values, sizes)
-    return index + is_end.to(tl.int32)
+def load_state(memory, source, begin, head, first, keys, values, sizes: tl.constexpr):
+    """A head's state [V, K] that a row begins from: its source's, or zeros at position 0."""
+    count = tl.where(begin > 0, sizes.k, 0)
+    inside = (values < sizes.v - first) & (keys < count)
+    matrix_ptr = memory.matrix + ((source * sizes.heads + head) * sizes.v + first) * sizes.k
+    return tl.load(matrix_ptr + (values * sizes.k + keys), mask=inside, other=0.0)
+
+
+@jit
+def store_state(state, memory, slot, head, first, keys, values, sizes: tl.constexpr):
+    """Store a head's state [V, K] in a slot."""
+    inside = (values < sizes.v - first) & (keys < sizes.k)
+    matrix = slot.to(tl.int64) * sizes.heads + head
+    matrix_ptr = memory.matrix + (matrix * sizes.v + first) * sizes.k
+    tl.store(matrix_ptr + (values * sizes.k + keys), state, mask=inside)
+
+
+@jit
+def replay(
+    state,
+    memory,
+    source,
+    position,
+    begin,
+    ends,
+    slots,
+    head,
+    first,
+    keys,
+    values,
+    sizes: tl.constexpr,
+):
+    """The state after a row's accepted drafts, which `source` keeps, from `position` to `begin`."""
+    for at in range(position, begin):
+        k, v, decay, beta = load_drafted(
+            memory.drafted, source, at, head, first, keys, values, sizes
+        )
+        state = advance(state, k, v, decay, beta, sizes.delta)
+        snapshot(state, memory, ends, slots, at + 1, head, first, keys, values, sizes)
+    return state
+
+
+@jit
+def snapshot(state, memory, ends, slots, end, head, first, keys, values, sizes: tl.constexpr):
+    """Copy the state to the snapshot that ends at `end`, if a row has one."""
+    into = tl.sum(tl.where(ends == end, slots, _NULL), 0)
+    if into != _NULL:
+        store_state(state, memory, into, head, first, keys, values, sizes)

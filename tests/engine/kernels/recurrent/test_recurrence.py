@@ -7,10 +7,15 @@ from functools import partial
 import pytest
 import torch
 
+from engine.kernels.recurrent import recurrence_serial as recurrence_serial_module
 from engine.kernels.recurrent.matrices import CHUNK, TokenInputs
 from engine.kernels.recurrent.recurrence import recurrence_torch
 from engine.kernels.recurrent.recurrence_chunked import recurrence_chunked
-from engine.kernels.recurrent.recurrence_serial import recurrence_serial
+from engine.kernels.recurrent.recurrence_serial import (
+    MAX_BLOCKS,
+    num_blocks,
+    recurrence_serial,
+)
 from engine.memory.state_rows import Extent, StateRows
 from tests.engine.kernels.recurrent.calls import (
     BY_CHANNEL,
@@ -125,6 +130,38 @@ def test_refused_drafts_leave_no_trace(
     texts.compute(compute, parts, num_certain=1)
     for text in range(2):
         texts.check_state(text + 1, text, positions[text] + 1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bits_do_not_depend_on_the_blocks_of_a_program(
+    kind: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of rows that replay drafts, make snapshots and bring drafts, beside padding."""
+    torch.manual_seed(0)
+    texts = Texts(kind, [9, 9], k=16, v=43, device=device)
+    ends = [(4, 5), (5, 6)]
+    begin = [Part(0, 0, 3, slot=1), Part(1, 0, 2, slot=2)]
+    drafts = [Part(0, 3, 7, 1, snapshots=ends[:1]), Part(1, 2, 6, 2), Part(0, 0, 1, slot=0)]
+    rest = [Part(0, 6, 9, 1, replays=2, snapshots=ends), Part(1, 3, 4, 2)]
+    results = []
+    for blocks in (1, 2, 4, 6):
+        monkeypatch.setattr(recurrence_serial_module, "num_blocks", lambda *_, own=blocks: own)
+        for each in (texts.memory.matrix, *texts.memory.drafted):
+            each.fill_(7.0)
+        outs = texts.compute(recurrence_serial, begin)
+        for parts in (drafts, rest):
+            outs += texts.compute(recurrence_serial, parts, num_certain=1)
+        kept = (texts.memory.matrix, *texts.memory.drafted)
+        results.append([*outs, *(each.clone() for each in kept)])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_few_rows_have_many_programs() -> None:
+    blocks = {rows: num_blocks(48 * rows, 128) for rows in (1, 4, 16, 64, 256)}
+    assert blocks == {1: 1, 4: 1, 16: 3, 64: MAX_BLOCKS, 256: MAX_BLOCKS}
+    assert num_blocks(1 << 20, 20) == 3  # no more than there are
 
 
 @pytest.mark.parametrize(("compute", "device"), PREFILLS)
