@@ -142,7 +142,8 @@ def _scan_kernel(
     begin_next(overlap)
     row, head = tl.program_id(0), tl.program_id(1)
     keys = tl.arange(0, BLOCK_K)[None, :]
-    values = (tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V))[:, None]
+    lanes_v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
+    values = lanes_v[:, None]
     lanes = tl.arange(0, CHUNK)
     key_head = head // (sizes.heads // sizes.key_heads)
     wait_for_last(overlap)
@@ -151,9 +152,9 @@ def _scan_kernel(
     finish = tl.load(rows.starts + row + 1) - start
     source, since, begin, ends, slots = load_row(rows, row, sizes)
     if slot != _NULL:
-        state = load_state(memory, source, begin, head, 0, keys, values, sizes)
+        state = load_state(memory, source, begin, head, 0, keys, lanes_v, sizes)
         state = replay(
-            state, memory, source, since, begin, ends, slots, head, 0, keys, values, sizes
+            state, memory, source, since, begin, ends, slots, head, 0, keys, lanes_v, sizes
         )
         finish += begin
         first = begin // CHUNK
@@ -186,8 +187,8 @@ def _scan_kernel(
             tl.store(address, out.to(out_ptr.dtype.element_ty), mask=mask)
             state = state * total + _dot(new * c, kept, sizes.by_channel)
             end = tl.minimum((chunk + 1) * CHUNK, finish)
-            snapshot(state, memory, ends, slots, end, head, 0, keys, values, sizes)
-        store_state(state, memory, slot, head, 0, keys, values, sizes)
+            snapshot(state, memory, ends, slots, end, head, 0, keys, lanes_v, sizes)
+        store_state(state, memory, slot, head, 0, keys, lanes_v, sizes)
     else:
         for at in range(0, finish, CHUNK):
             token = start + at + lanes

@@ -129,7 +129,7 @@ def _take_block(
         state = advance(state, k, v, decay, beta, sizes.delta)
         if token + 1 == certain_end:
             store_state(state, memory, slot, head, first, keys, values, sizes)
-        out = tl.sum(state * unit(q.to(tl.float32), sizes.delta), 1, keep_dims=True) * scale
+        out = tl.sum(state * unit(q.to(tl.float32), sizes.delta), 1) * scale
         if sizes.has_skip:
             out += tl.load(skip_ptr + head) * v.to(tl.float32)
         to_ptr = out_ptr + ((token * sizes.heads + head) * sizes.v + first)
@@ -166,7 +166,7 @@ def _serial_kernel(
     """
     begin_next(overlap)
     row, head = tl.program_id(0), tl.program_id(1)
-    keys, values = tl.arange(0, BLOCK_K)[None, :], tl.arange(0, BLOCK_V)[:, None]
+    keys, values = tl.arange(0, BLOCK_K)[None, :], tl.arange(0, BLOCK_V)
     wait_for_last(overlap)
     slot = tl.load(rows.slots + row).to(tl.int64)
     start = tl.load(rows.starts + row).to(tl.int64)

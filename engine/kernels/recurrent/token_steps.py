@@ -69,8 +69,8 @@ def advance(state, k, v, decay, beta, delta: tl.constexpr):
     k, v = unit(k.to(tl.float32), delta), v.to(tl.float32)
     state *= tl.exp(decay)
     if delta:
-        v -= tl.sum(state * k, 1, keep_dims=True)
-    return state + (beta * v) * k
+        v -= tl.sum(state * k, 1)
+    return state + (beta * v)[:, None] * k
 
 
 @jit
@@ -79,8 +79,9 @@ def load_token(
 ):
     """A head's k, v, decay and beta as they are stored, zeros if the token is not there.
 
-    k and decays by channel lie as `keys` [1, K], v as `values` [V, 1], which count from the head's
-    row `first`: what is added to an address is then a constant. The pointers are at their token's.
+    k and decays by channel are [1, K], at `keys` [1, K], and v is [V], at `values` [V], which
+    count from the head's row `first`: what is added to an address is then a constant. The pointers
+    are at their token's.
     """
     key_head = head // (sizes.heads // sizes.key_heads)
     channels = keys < tl.where(is_there, sizes.k, 0)
@@ -135,18 +136,18 @@ def load_row(rows, row, sizes: tl.constexpr):
 def load_state(memory, source, begin, head, first, keys, values, sizes: tl.constexpr):
     """A head's state [V, K] that a row begins from: its source's, or zeros at position 0."""
     count = tl.where(begin > 0, sizes.k, 0)
-    inside = (values < sizes.v - first) & (keys < count)
+    inside = (values < sizes.v - first)[:, None] & (keys < count)
     matrix_ptr = memory.matrix + ((source * sizes.heads + head) * sizes.v + first) * sizes.k
-    return tl.load(matrix_ptr + (values * sizes.k + keys), mask=inside, other=0.0)
+    return tl.load(matrix_ptr + (values[:, None] * sizes.k + keys), mask=inside, other=0.0)
 
 
 @jit
 def store_state(state, memory, slot, head, first, keys, values, sizes: tl.constexpr):
     """Store a head's state [V, K] in a slot."""
-    inside = (values < sizes.v - first) & (keys < sizes.k)
+    inside = (values < sizes.v - first)[:, None] & (keys < sizes.k)
     matrix = slot.to(tl.int64) * sizes.heads + head
     matrix_ptr = memory.matrix + (matrix * sizes.v + first) * sizes.k
-    tl.store(matrix_ptr + (values * sizes.k + keys), state, mask=inside)
+    tl.store(matrix_ptr + (values[:, None] * sizes.k + keys), state, mask=inside)
 
 
 @jit
