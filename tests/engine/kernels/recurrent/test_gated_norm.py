@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from engine.kernels.recurrent import reference
-from engine.kernels.recurrent.gated_norm import GatedNorm, gated_norm_torch, gated_norm_triton
+from engine.kernels.recurrent.gated_norm import (
+    ENOUGH,
+    GatedNorm,
+    gated_norm_torch,
+    gated_norm_triton,
+    norm_shape,
+)
 from tests.engine.kernels.recurrent.calls import Compute
 from tests.engine.kernels.where import DEVICES
 
@@ -40,3 +46,22 @@ def test_gated_norm(
     # more operations each lose half an eps.
     rtol = torch.finfo(dtype).eps + 12 * torch.finfo(torch.float32).eps
     torch.testing.assert_close(out.double(), wanted.flatten(1), rtol=rtol, atol=1e-7)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("groups", "width"), [(48, 128), (5, 96), (8, 512), (2, 1024)])
+def test_bits_do_not_depend_on_the_tokens_beside(groups: int, width: int, device: str) -> None:
+    """Nor on the launch's shape, which is another where there are many."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    few, many = (norm_shape(count, width, dtype.itemsize) for count in (groups, 1 << 20))
+    assert few != many or width > 512
+    num_tokens = -(-many.groups * ENOUGH // groups) if device == "cuda" else 3
+    x, gate = torch.randn(2, num_tokens, groups, width, device=device).to(dtype)
+    norm = GatedNorm(torch.randn(width, device=device).to(dtype), 1e-5)
+    with pytest.MonkeyPatch.context() as patch:
+        if device == "cpu":
+            patch.setattr("engine.kernels.recurrent.gated_norm.ENOUGH", 0)
+        together = gated_norm_triton(norm, x, gate)
+    for token in (0, num_tokens - 1):
+        own = slice(token, token + 1)
+        assert torch.equal(gated_norm_triton(norm, x[own], gate[own])[0], together[token])
