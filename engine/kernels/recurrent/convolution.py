@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs
 """Short causal convolutions by channel, over rows that continue where their last step ended.
 
 y[p, c] = Σ_j weight[c, j] x[p - W + 1 + j, c] + bias[c], then silu where a layer has it; computed
@@ -17,15 +16,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.invariant.functions import elementwise
+from engine.kernels.recurrent.convolution_kernels import Dims, _convolution_kernel, _enter_kernel
 from engine.memory.state_rows import NULL_SLOT, Extent, StateRows, entered
-from sampling.device.overlap import begin_next, overlap_of, wait_for_last
-from sampling.device.triton_support import constexpr, jit, tl, triton
-
-CHANNELS = 128
-"""The channels of a program."""
-TOKENS = 32
-"""The most tokens of a program."""
-_NULL = constexpr(NULL_SLOT)
+from sampling.device.overlap import overlap_of
+from sampling.device.triton_support import padded_lanes, triton
 
 
 class Convolution(NamedTuple):
@@ -131,155 +125,38 @@ def _enter(line: torch.Tensor, end: int, ring: torch.Tensor) -> None:
     ring[positions[kept] % len(ring)] = last[kept]
 
 
-@jit
-def _load_input(x, gate, ring_ptr, rows, row, positions, channels, inside, dims: tl.constexpr):
-    """The row's inputs at `positions` before its end; 0 before position 0."""
-    begin = tl.load(rows.begins + row)
-    first = tl.load(rows.starts + row).to(tl.int64)
-    source = tl.load(rows.sources + row).to(tl.int64)
-    is_own = positions >= begin
-    own_at = (first + positions - begin) * dims.stride + channels
-    own = tl.load(x + own_at, mask=inside & is_own, other=0.0)
-    if gate is not None:
-        factor = tl.load(gate + own_at, mask=inside & is_own, other=0.0)
-        own = (own.to(tl.float32) * factor.to(tl.float32)).to(own.dtype)
-    is_kept = inside & (positions >= 0) & (positions < begin)
-    kept_ptr = ring_ptr + (source * dims.length + positions % dims.length) * dims.channels
-    return tl.where(is_own, own, tl.load(kept_ptr + channels, mask=is_kept, other=0.0))
+class TileShape(NamedTuple):
+    """The shape of a launch: tokens, channels and warps of each program."""
 
-
-@jit
-def _copy_inputs(
-    x, gate, ring_ptr, rows, row, from_position, end, slot, channels, inside, dims: tl.constexpr
-):
-    """Write a row's inputs of the last positions before `end`, from one on, into `slot`."""
-    for back in range(dims.length):
-        positions = end - dims.length + back + 0 * channels.to(tl.int64)
-        kept = inside & (positions >= tl.maximum(from_position, 0))
-        value = _load_input(x, gate, ring_ptr, rows, row, positions, channels, kept, dims)
-        address = ring_ptr + (slot * dims.length + positions % dims.length) * dims.channels
-        tl.store(address + channels, value, mask=kept)
-
-
-@jit
-def _enter_inputs(
-    x, gate, ring_ptr, rows, row, channels, inside, num_snapshots, num_certain, dims: tl.constexpr
-):
-    """Write a row's snapshots, then its live slot, which is not the null slot."""
-    slot = tl.load(rows.slots + row).to(tl.int64)
-    count = tl.load(rows.starts + row + 1) - tl.load(rows.starts + row)
-    begin = tl.load(rows.begins + row)
-    state_end = begin - tl.load(rows.replays + row)
-    for index in range(num_snapshots):
-        end = tl.load(rows.snapshot_ends + row * num_snapshots + index)
-        into = tl.load(rows.snapshot_slots + row * num_snapshots + index).to(tl.int64)
-        if (into != _NULL) & (end > state_end) & (end <= begin + tl.minimum(count, num_certain)):
-            _copy_inputs(x, gate, ring_ptr, rows, row, 0, end, into, channels, inside, dims)
-    tl.debug_barrier()  # what was read before is replaced by the live slot's inputs
-    is_live = tl.load(rows.sources + row) == slot  # it has its older inputs already
-    since = tl.where(is_live, begin, 0)
-    _copy_inputs(x, gate, ring_ptr, rows, row, since, begin + count, slot, channels, inside, dims)
-
-
-@jit(do_not_specialize=["num_certain"])
-def _convolution_kernel(
-    x,
-    before_ptr,
-    after_ptr,
-    weight_ptr,
-    bias_ptr,
-    ring_ptr,
-    rows,
-    out_ptr,
-    num_snapshots,
-    num_certain,
-    dims: tl.constexpr,
-    silu: tl.constexpr,
-    enters: tl.constexpr,
-    BLOCK_T: tl.constexpr,  # noqa: N803
-    BLOCK_C: tl.constexpr,  # noqa: N803
-    overlap: tl.constexpr,
-):
-    """A program takes BLOCK_T tokens of a row, all if it `enters` them, and BLOCK_C channels."""
-    begin_next(overlap)
-    row = tl.program_id(0)
-    channels = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
-    inside = channels < dims.channels
-    wait_for_last(overlap)
-    first = tl.load(rows.starts + row).to(tl.int64)
-    count = tl.load(rows.starts + row + 1) - first
-    offset = tl.program_id(2) * BLOCK_T
-    if offset < count:
-        begin = tl.load(rows.begins + row)
-        tokens = (offset + tl.arange(0, BLOCK_T))[:, None]
-        real = inside & (tokens < count)
-        total = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
-        if tl.load(rows.slots + row) != _NULL:
-            width: tl.constexpr = dims.width  # Triton 3.6 takes no field for the loop's end
-            for j in tl.static_range(width):
-                positions = begin + tokens - (width - 1) + j
-                value = _load_input(
-                    x, before_ptr, ring_ptr, rows, row, positions, channels, real, dims
-                )
-                factor = tl.load(weight_ptr + channels * dims.width + j, mask=inside, other=0.0)
-                total += value.to(tl.float32) * factor.to(tl.float32)
-            if bias_ptr is not None:
-                total += tl.load(bias_ptr + channels, mask=inside, other=0.0).to(tl.float32)
-            if silu:
-                total = total / (1.0 + tl.exp(-total))
-        total = total.to(out_ptr.dtype.element_ty)
-        if after_ptr is not None:
-            factor = tl.load(after_ptr + (first + tokens) * dims.stride + channels, mask=real)
-            total = total.to(tl.float32) * factor.to(tl.float32)
-        address = out_ptr + (first + tokens) * dims.channels + channels
-        tl.store(address, total.to(out_ptr.dtype.element_ty), mask=real)
-        if enters and tl.load(rows.slots + row) != _NULL:
-            flat = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-            _enter_inputs(
-                x,
-                before_ptr,
-                ring_ptr,
-                rows,
-                row,
-                flat,
-                flat < dims.channels,
-                num_snapshots,
-                num_certain,
-                dims,
-            )
-
-
-@jit(do_not_specialize=["num_certain"])
-def _enter_kernel(
-    x,
-    before_ptr,
-    ring_ptr,
-    rows,
-    num_snapshots,
-    num_certain,
-    dims: tl.constexpr,
-    BLOCK_C: tl.constexpr,  # noqa: N803
-    overlap: tl.constexpr,
-):
-    """A program enters BLOCK_C channels of a row."""
-    begin_next(overlap)
-    row = tl.program_id(0)
-    channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = channels < dims.channels
-    wait_for_last(overlap)
-    if tl.load(rows.slots + row) != _NULL:
-        _enter_inputs(
-            x, before_ptr, ring_ptr, rows, row, channels, inside, num_snapshots, num_certain, dims
-        )
-
-
-class _Dims(NamedTuple):
-    """What the kernels are compiled for; `stride` is from a token's inputs to the next one's."""
-
+    tokens: int
     channels: int
-    stride: int
-    length: int
-    width: int
+    warps: int
+
+
+PROMPT = TileShape(32, 128, 8)
+"""Of rows that prefill, whose inputs enter the ring in another kernel. With more threads than
+channels each loads the weights that it needs itself."""
+ENTERING = TileShape(1, 256, 4)
+"""Of that kernel."""
+MOST_ENTERED = 32
+"""The most tokens of rows that decode which a program convolves and enters."""
+FEW_CHANNELS, MANY_CHANNELS, WARPS = 128, 512, 4
+"""Channels of a program of rows that decode; of many rows for one token, and fewer for several."""
+ENOUGH = 264
+"""The programs of many channels that there are at least: two for each processor of an H200."""
+
+
+def decode_shape(num_rows: int, num_channels: int, max_len: int) -> TileShape:
+    """The launch's shape for rows that decode; no bits depend on it.
+
+    Few rows take small programs, so that all processors have some; of many, programs begin at too
+    low a rate.
+    """
+    tokens: int = triton.next_power_of_2(max_len)
+    most = max(FEW_CHANNELS, MANY_CHANNELS // tokens)
+    if num_rows * triton.cdiv(num_channels, most) >= ENOUGH:
+        return TileShape(tokens, most, WARPS)
+    return TileShape(tokens, FEW_CHANNELS, min(tokens, WARPS))
 
 
 def causal_convolution_triton(
@@ -301,42 +178,31 @@ def causal_convolution_triton(
     if out is None:
         out = torch.empty((len(x), num_channels), dtype=x.dtype, device=x.device)
     assert out.is_contiguous()
-    dims = _Dims(num_channels, x.stride(0), ring.shape[1], kernel.weight.shape[1])
-    enters = extent.num_certain is not None and extent.max_len <= TOKENS
-    block_t = triton.next_power_of_2(extent.max_len) if enters else TOKENS
-    blocks_c = triton.cdiv(num_channels, CHANNELS)
-    num_snapshots = rows.snapshot_ends.shape[1]
+    length, width, snapshots = ring.shape[1], kernel.weight.shape[1], rows.snapshot_ends.shape[1]
+    dims = Dims(
+        *(num_channels, x.stride(0), length, padded_lanes(length), width),
+        *(snapshots, padded_lanes(snapshots), width == 4 and kernel.weight.itemsize == 2),
+    )
+    enters = extent.num_certain is not None and extent.max_len <= MOST_ENTERED
+    shape = decode_shape(num_rows, num_channels, extent.max_len) if enters else PROMPT
     num_certain = extent.max_len if extent.num_certain is None else extent.num_certain
-    _convolution_kernel[(num_rows, blocks_c, triton.cdiv(extent.max_len, block_t))](
-        x,
-        before,
-        after,
-        kernel.weight,
-        kernel.bias,
-        ring,
-        rows,
-        out,
-        num_snapshots,
-        num_certain,
+    blocks = triton.cdiv(num_channels, shape.channels), triton.cdiv(extent.max_len, shape.tokens)
+    _convolution_kernel[(num_rows, *blocks)](
+        *(x, before, after, kernel.weight, kernel.bias, ring, rows, out, num_certain),
         dims=dims,
         silu=kernel.silu,
         enters=enters,
-        BLOCK_T=block_t,
-        BLOCK_C=CHANNELS,
-        num_warps=4,
+        BLOCK_T=shape.tokens,
+        BLOCK_C=shape.channels,
+        num_warps=shape.warps,
         **overlap_of(x),
     )
     if not enters:
-        _enter_kernel[(num_rows, blocks_c)](
-            x,
-            before,
-            ring,
-            rows,
-            num_snapshots,
-            num_certain,
+        _enter_kernel[(num_rows, triton.cdiv(num_channels, ENTERING.channels))](
+            *(x, before, ring, rows, num_certain),
             dims=dims,
-            BLOCK_C=CHANNELS,
-            num_warps=4,
+            BLOCK_C=ENTERING.channels,
+            num_warps=ENTERING.warps,
             **overlap_of(x),
         )
     return out

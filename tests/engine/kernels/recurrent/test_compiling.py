@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from engine.kernels.recurrent.convolution import (
+    MOST_ENTERED,
     Convolution,
     causal_convolution_triton,
     ring_length,
@@ -72,21 +73,35 @@ def test_recurrences(
         assert kernel.stack == 0 or kernel.name == "_scan_kernel", kernel
 
 
-def test_convolutions_and_norms() -> None:
+@pytest.mark.parametrize("rows", [1, 400])
+@pytest.mark.parametrize("num_certain", [None, 1])
+@pytest.mark.parametrize(("tokens", "width"), [(1, 4), (4, 4), (40, 3)])
+def test_convolutions(tokens: int, width: int, num_certain: int | None, rows: int) -> None:
+    """Of lone rows and of many, whose launches have other shapes."""
+    bias, num_channels = width == 3, 300
+    weight = torch.zeros(num_channels, width, dtype=BF16)
+    kernel = Convolution(weight, weight[:, 0].contiguous() if bias else None, silu=not bias)
+    ring = torch.zeros(2, ring_length(width, 3), num_channels, dtype=BF16)
+    x, extent = torch.zeros(rows * tokens, num_channels, dtype=BF16), Extent(tokens, num_certain)
     with compiled_only() as compiled:
-        for num_tokens, width, bias, silu in [(4, 4, False, True), (40, 3, True, False)]:
-            causal_convolution_triton(
-                torch.zeros(num_tokens, 300, dtype=BF16),
-                Convolution(
-                    torch.zeros(300, width, dtype=BF16),
-                    torch.zeros(300, dtype=BF16) if bias else None,
-                    silu,
-                ),
-                torch.zeros(2, ring_length(width, 3), 300, dtype=BF16),
-                state_rows([Part(0, 0, num_tokens, 1)]),
-                Extent(num_tokens),
-            )
-        for groups, width in [(48, 128), (8, 1024)]:
-            x = torch.zeros(3, groups, width, dtype=BF16)
-            gated_norm_triton(GatedNorm(torch.zeros(width, dtype=BF16), 1e-6), x, x)
-    assert compiled.names == {"_convolution_kernel", "_enter_kernel", "_gated_norm_kernel"}
+        causal_convolution_triton(
+            x, kernel, ring, state_rows([Part(0, 0, tokens, 1)] * rows), extent
+        )
+    others = {"_enter_kernel"} if num_certain is None or tokens > MOST_ENTERED else set()
+    assert compiled.names == {"_convolution_kernel", *others}
+    assert not any(kernel.stack for kernel in compiled.compiled.values())
+
+
+@pytest.mark.parametrize(("groups", "width"), [(48, 128), (30, 192), (8, 512), (8, 1024)])
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_gated_norms(dtype: torch.dtype, groups: int, width: int) -> None:
+    """Of few tokens and of many, whose launches have other shapes."""
+    with compiled_only() as compiled:
+        for num_tokens in (1, 3000):
+            x = torch.zeros(num_tokens, groups, width, dtype=BF16)
+            norm = GatedNorm(torch.zeros(width, dtype=dtype), 1e-6)
+            gated_norm_triton(norm, x, x)
+    assert compiled.names == {"_gated_norm_kernel"}
+    assert len(compiled.compiled) == (1 if width > 512 else 2)
+    for kernel in compiled.compiled.values():
+        assert kernel.stack == 0, kernel

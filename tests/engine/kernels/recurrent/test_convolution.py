@@ -9,12 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from engine.kernels.recurrent import reference
+from engine.kernels.recurrent import convolution, reference
 from engine.kernels.recurrent.convolution import (
     Convolution,
     Gates,
+    TileShape,
     causal_convolution_torch,
     causal_convolution_triton,
+    decode_shape,
     ring_length,
 )
 from sampling.device.triton_support import INTERPRETED
@@ -199,3 +201,38 @@ def test_padding_reads_zeros_and_writes_nothing(
     _, *outs = inputs.compute(partial(compute, out=out), parts, num_certain)
     assert not outs[0].any()
     assert inputs.ring[0].isnan().all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("width", [3, 4])
+def test_bits_do_not_depend_on_the_shape_of_a_launch(
+    width: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor on whether a row decodes. Rows continue, one of them from another slot."""
+    num_channels, lens, dtype = 300, [3, 1, 2], torch.bfloat16
+    x = torch.randn(sum(lens), num_channels).to(device, dtype)
+    weight = torch.randn(num_channels, width).to(device, dtype)
+    before = torch.randn(6, ring_length(width, MAX_DRAFTS), num_channels).to(device, dtype)
+    parts = [Part(0, 9, 12, 1), Part(1, 1, 2, 2, source=3), Part(2, 5, 7, 4, snapshots=[(6, 5)])]
+    rows, results = state_rows(parts, device), []
+
+    def compute(num_certain: int | None) -> None:
+        ring, kernel = before.clone(), Convolution(weight)
+        extent = extent_of(parts, num_certain)
+        results.append((causal_convolution_triton(x, kernel, ring, rows, extent), ring))
+
+    compute(None)
+    for shape in (TileShape(4, 128, 4), TileShape(4, 512, 4), TileShape(8, 256, 8)):
+        monkeypatch.setattr(convolution, "decode_shape", lambda *_, own=shape: own)
+        monkeypatch.setattr(convolution, "PROMPT", shape._replace(tokens=2))
+        compute(3)
+        compute(None)
+    for out, ring in results[1:]:
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(ring, results[0][1])
+
+
+def test_few_rows_have_many_programs() -> None:
+    assert decode_shape(1, 10_240, 1) == TileShape(1, 128, 1)
+    assert decode_shape(256, 10_240, 1) == TileShape(1, 512, 4)
+    assert decode_shape(256, 10_240, 4) == TileShape(4, 128, 4)
