@@ -65,42 +65,45 @@ PREFILLS = ((16, 512), (1, 8192), (1, 512))
 class Layer:
     """The states of some rows of one layer, and the inputs of a step of them."""
 
-    def __init__(self, shape: Shape, rows: int, tokens: int) -> None:
+    def __init__(self, shape: Shape, rows: int, tokens: int, device: torch.device = DEVICE) -> None:
         heads, key_heads, k, v, delta = shape
         slots, count, length = rows + 1, rows * tokens, drafted_length(MAX_DRAFTS)
         self.shape, self.rule = shape, Rule(delta, k**-0.5 if delta else 1.0)
-        self.mixed = torch.randn(count, shape.channels, dtype=BF16, device=DEVICE)
-        self.kernel = Convolution(torch.randn(shape.channels, WIDTH, dtype=BF16, device=DEVICE))
-        self.decay = -torch.rand(count, heads, device=DEVICE)
-        self.beta = torch.rand(count, heads, device=DEVICE)
-        self.skip = None if delta else torch.ones(heads, device=DEVICE)
+        self.mixed = torch.randn(count, shape.channels, dtype=BF16, device=device)
+        self.kernel = Convolution(torch.randn(shape.channels, WIDTH, dtype=BF16, device=device))
+        self.decay = -torch.rand(count, heads, device=device)
+        self.beta = torch.rand(count, heads, device=device)
+        self.skip = None if delta else torch.ones(heads, device=device)
         self.ring = torch.zeros(
-            slots, ring_length(WIDTH, MAX_DRAFTS), shape.channels, dtype=BF16, device=DEVICE
+            slots, ring_length(WIDTH, MAX_DRAFTS), shape.channels, dtype=BF16, device=device
         )
         self.memory = Matrices(
-            torch.zeros(slots, heads, v, k, device=DEVICE),
+            torch.zeros(slots, heads, v, k, device=device),
             Drafted(
-                torch.zeros(slots, length, key_heads, k, dtype=BF16, device=DEVICE),
-                torch.zeros(slots, length, heads, v, dtype=BF16, device=DEVICE),
-                torch.zeros(slots, length, heads, device=DEVICE),
-                torch.zeros(slots, length, heads, device=DEVICE),
+                torch.zeros(slots, length, key_heads, k, dtype=BF16, device=device),
+                torch.zeros(slots, length, heads, v, dtype=BF16, device=device),
+                torch.zeros(slots, length, heads, device=device),
+                torch.zeros(slots, length, heads, device=device),
             ),
         )
 
     def compute(self, rows: StateRows, extent: Extent) -> None:
         """The convolution, then the recurrence."""
-        heads, key_heads, k, v, _ = self.shape
         mixed = causal_convolution(self.mixed, self.kernel, self.ring, rows, extent)
+        recurrence(self.inputs(mixed), self.rule, self.memory, rows, extent, self.skip)
+
+    def inputs(self, mixed: torch.Tensor) -> TokenInputs:
+        """The recurrence's, of what was convolved [T, channels]."""
+        heads, key_heads, k, v, _ = self.shape
         widths = [key_heads * k, key_heads * k, heads * v]
         q, keys, values = torch.split(mixed, widths, dim=1)
-        inputs = TokenInputs(
+        return TokenInputs(
             q.view(-1, key_heads, k),
             keys.view(-1, key_heads, k),
             values.view(-1, heads, v),
             self.decay,
             self.beta,
         )
-        recurrence(inputs, self.rule, self.memory, rows, extent, self.skip)
 
 
 def case_us(shape: Shape, rows: int, tokens: int, standing: int | None) -> float:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.invariant.functions import elementwise
-from engine.kernels.recurrent.convolution_kernels import Dims, _convolution_kernel, _enter_kernel
+from engine.kernels.recurrent.convolution_kernels import Dims, convolution_kernel, enter_kernel
 from engine.memory.state_rows import NULL_SLOT, Extent, StateRows, entered
 from sampling.device.overlap import overlap_of
 from sampling.device.triton_support import padded_lanes, triton
@@ -187,7 +187,7 @@ def causal_convolution_triton(
     shape = decode_shape(num_rows, num_channels, extent.max_len) if enters else PROMPT
     num_certain = extent.max_len if extent.num_certain is None else extent.num_certain
     blocks = triton.cdiv(num_channels, shape.channels), triton.cdiv(extent.max_len, shape.tokens)
-    _convolution_kernel[(num_rows, *blocks)](
+    convolution_kernel[(num_rows, *blocks)](
         *(x, before, after, kernel.weight, kernel.bias, ring, rows, out, num_certain),
         dims=dims,
         silu=kernel.silu,
@@ -198,7 +198,7 @@ def causal_convolution_triton(
         **overlap_of(x),
     )
     if not enters:
-        _enter_kernel[(num_rows, triton.cdiv(num_channels, ENTERING.channels))](
+        enter_kernel[(num_rows, triton.cdiv(num_channels, ENTERING.channels))](
             *(x, before, ring, rows, num_certain),
             dims=dims,
             BLOCK_C=ENTERING.channels,

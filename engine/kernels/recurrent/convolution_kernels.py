@@ -164,6 +164,18 @@ def _factor(weight_ptr, packed, j: tl.constexpr, channels, inside, dims: tl.cons
 
 
 @jit
+def _appended(values, value):
+    """A tuple with one more value."""
+    return values + (value,)  # noqa: RUF005  (the compiler unpacks none)
+
+
+@jit
+def _at(values, index: tl.constexpr):
+    """A tuple's value."""
+    return values[index]
+
+
+@jit
 def _convolve(
     x,
     gate,
@@ -186,29 +198,28 @@ def _convolve(
     first is used: the compiler leaves loads where they are.
     """
     width: tl.constexpr = dims.width
-    inputs = ()
+    own, older = (), ()
     for j in tl.static_range(width):
         of = tokens - (width - 1 - j)
         own_at = (first + of) * dims.stride + channels
-        inputs = inputs + (_load_own(x, gate, own_at, real & (of >= 0)),)  # noqa: RUF005
+        own = _appended(own, _load_own(x, gate, own_at, real & (of >= 0)))
     if has_older:
-        older = ()
         for j in tl.static_range(width - 1):
             of = tokens - (width - 1 - j)
             kept = _load_kept(ring_ptr, source, begin + of, channels, real & (of < 0), dims)
-            older = older + (kept,)  # noqa: RUF005
+            older = _appended(older, kept)
     total = tl.zeros(real.shape, tl.float32)
     for j in tl.static_range(width):
-        value = inputs[j]
+        value = _at(own, j)
         if has_older and j < width - 1:
-            value = tl.where(tokens >= width - 1 - j, value, older[j])
+            value = tl.where(tokens >= width - 1 - j, value, _at(older, j))
         factor = _factor(weight_ptr, packed, j, channels, inside, dims)
         total += value.to(tl.float32) * factor
-    return total, inputs[width - 1]
+    return total, _at(own, width - 1)
 
 
 @jit(do_not_specialize=["num_certain"])
-def _convolution_kernel(
+def convolution_kernel(
     x,
     before_ptr,
     after_ptr,
@@ -279,7 +290,7 @@ def _convolution_kernel(
 
 
 @jit(do_not_specialize=["num_certain"])
-def _enter_kernel(
+def enter_kernel(
     x,
     before_ptr,
     ring_ptr,

@@ -44,7 +44,7 @@ def num_blocks(pairs: int, v: int) -> int:
     Programs begin at a rate that is too low for one block each, and several share what a program
     waits for first. A kernel takes the number as it runs, so that no bits depend on it.
     """
-    each = triton.cdiv(v, VALUES)
+    each: int = triton.cdiv(v, VALUES)
     return max(1, min(MAX_BLOCKS, each, pairs * each // ENOUGH))
 
 

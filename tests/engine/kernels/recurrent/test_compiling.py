@@ -87,8 +87,8 @@ def test_convolutions(tokens: int, width: int, num_certain: int | None, rows: in
         causal_convolution_triton(
             x, kernel, ring, state_rows([Part(0, 0, tokens, 1)] * rows), extent
         )
-    others = {"_enter_kernel"} if num_certain is None or tokens > MOST_ENTERED else set()
-    assert compiled.names == {"_convolution_kernel", *others}
+    others = {"enter_kernel"} if num_certain is None or tokens > MOST_ENTERED else set()
+    assert compiled.names == {"convolution_kernel", *others}
     assert not any(kernel.stack for kernel in compiled.compiled.values())
 
 
