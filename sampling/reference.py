@@ -152,17 +152,17 @@ def two_level(
 
 
 def accept(
-    p: Floats, q: Floats | None, x: int, *, seed: int, position: int, choice: int, depth: int
+    p: Floats, q: Floats, x: int, *, seed: int, position: int, choice: int, depth: int
 ) -> bool:
-    """Whether draft x is accepted: u < p(x) / q(x); q is None for a one-hot draft."""
+    """Whether draft x is accepted: u < p(x) / q(x)."""
     u = uniform(seed, 0, position, choice, stream(Purpose.ACCEPT, depth=depth))
-    return bool(u < p[x] / (1.0 if q is None else q[x]))
+    return bool(u < p[x] / q[x])
 
 
 def recovered(
     p: Floats, q: Floats | None, x: int, *, seed: int, position: int, choice: int
 ) -> Draw:
-    """The token in place of the refused x: from max(p - q, 0), or from p without x."""
+    """The token in place of the refused x: from max(p - q, 0), or from p without x (q is None)."""
     one_hot = np.arange(len(p)) == x
     weights = np.where(one_hot, 0.0, p) if q is None else np.maximum(p - q, 0.0)
     return two_level(weights, seed=seed, position=position, choice=choice, purpose=Purpose.RESIDUAL)
@@ -175,9 +175,29 @@ class Verified(NamedTuple):
     margin: float  # the smallest relative gap of any decision
 
 
+def verify_by_draws(
+    p: Sequence[Floats], draft_ids: Sequence[int], *, seed: int, position: int, choice: int
+) -> Verified:
+    """Verify one row's drafts by the tokens that are drawn without any: those are its tokens.
+
+    Args:
+        p, draft_ids, seed, position, choice: as for `verify`.
+    """
+    tokens: list[int] = []
+    margin = np.inf
+    for depth, x in enumerate([*draft_ids, None]):
+        at = {"seed": seed, "position": position + depth, "choice": choice}
+        drawn = two_level(p[depth], **at, purpose=Purpose.TARGET)
+        tokens.append(drawn.token_id)
+        margin = min(margin, drawn.margin)
+        if drawn.token_id != x:
+            break
+    return Verified(tokens, margin)
+
+
 def verify(
     p: Sequence[Floats],
-    q: Sequence[Floats] | None,
+    q: Sequence[Floats],
     draft_ids: Sequence[int],
     *,
     seed: int,
@@ -188,7 +208,7 @@ def verify(
 
     Args:
         p: the target's probabilities at each depth, one more than drafts; one-hot where greedy.
-        q: the draft's at each depth; None where drafts are one-hot.
+        q: the draft's at each depth.
         draft_ids: ids outside the vocabulary are no drafts.
         seed, position, choice: of the noise; the position is that of the first draft.
     """
@@ -197,15 +217,14 @@ def verify(
     for depth, x in enumerate(draft_ids):
         if not 0 <= x < len(p[depth]):
             break
-        own = None if q is None else q[depth]
         u = uniform(seed, 0, position, choice, stream(Purpose.ACCEPT, depth=depth))
-        ratio = p[depth][x] / (1.0 if own is None else own[x])
+        ratio = p[depth][x] / q[depth][x]
         margin = min(margin, abs(ratio / u - 1.0))
         if u < ratio:
             tokens.append(x)
             continue
         at = {"seed": seed, "position": position + depth, "choice": choice}
-        drawn = recovered(p[depth], own, x, **at)
+        drawn = recovered(p[depth], q[depth], x, **at)
         return Verified([*tokens, drawn.token_id], min(margin, drawn.margin))
     depth = len(tokens)
     drawn = two_level(

@@ -34,7 +34,7 @@ from sampling.rows import (
     SamplingRows,
     rounded_top,
 )
-from sampling.speculative import triton_verification
+from sampling.speculative import verification
 
 
 def compile_early(
@@ -91,7 +91,7 @@ def compile_verification(
     max_top: int,
     num_drafts: int,
     draft_logits: Tensor | None,
-    method: str,
+    method: verification.Method,
     rates: Tensor | None,
 ) -> None:
     """Launch every kernel that verifying drafts can need beside those of `compile_kernels`.
@@ -116,7 +116,7 @@ def compile_verification(
     for needs in _needs_of_kernels(like, max_top):
         for flags in (needs.flags, needs.flags & ~RANDOM):
             needing = _needing(batch, dataclasses.replace(needs, flags=flags))
-            triton_verification.verify(logits, needing, rows, drafts, method, rates)
+            verification.verify(logits, needing, rows, drafts, method, rates)
 
 
 def _needs_of_kernels(like: SamplingRows, max_top: int) -> Iterator[SamplingNeeds]:

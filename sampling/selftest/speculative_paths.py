@@ -3,7 +3,8 @@
 All call what the engine calls, `drafting.draw_drafts` and `verification.verify`. To get recovered
 tokens every draft is refused (`synthetic`, at a rate of 0). The draft is an additional token after
 the vocabulary, so that the recovered token has the distribution softmax(logits). Acceptance of the
-second of two tokens has that token's probability.
+second of two tokens has that token's probability: its draft's logits leave nothing else, and p / q
+is p.
 """
 
 from __future__ import annotations
@@ -63,11 +64,12 @@ def draft_draws(
 def accept_draws(
     config: SamplerConfig, device: torch.device, *, exchange: RankExchange = LONE
 ) -> Draws:
-    """Acceptances as draws: 1 where a one-hot draft of token 1 is accepted, of two, else 0."""
+    """Acceptances as draws: 1 where a sure draft of token 1 is accepted, of two, else 0."""
 
     def draw(logits: Tensor, positions: Tensor, seed: int) -> Tensor:
-        x = torch.ones_like(positions)
-        verified = _at_depth(logits, None, x, positions, seed, device, exchange=exchange)
+        x, sure = torch.ones_like(positions), torch.full_like(logits, -torch.inf)
+        sure[1] = 0.0
+        verified = _at_depth(logits, sure, x, positions, seed, device, exchange=exchange)
         return (verified.num_accepted == 2).long()
 
     return draw
@@ -120,7 +122,7 @@ def _recovered(device: torch.device, exchange: RankExchange, *, has_draft_logits
 
 
 class SpeculatedDraws(Protocol):
-    """A function that drafts a token and accepts it or recovers another, for each position."""
+    """A function that drafts a token and accepts it or draws another, for each position."""
 
     def __call__(
         self, logits: Tensor, draft_logits: Tensor, positions: Tensor, seed: int
@@ -137,7 +139,7 @@ def speculated_draws(
     allowed: Sequence[int] | None = None,
     exchange: RankExchange = LONE,
 ) -> SpeculatedDraws:
-    """Draws of one speculated token a position: drafted, then accepted or recovered.
+    """Draws of one speculated token a position: drafted, then accepted or replaced.
 
     Args:
         one_hot: the drafts are the draft's highest token; else they are drawn from its logits.

@@ -8,9 +8,11 @@ a stream of noise of its own:
     accept     u < p(x) / q(x)                           Purpose.ACCEPT, by (first draft, depth)
     recovered  ~ max(p - q, 0) / sum max(p - q, 0)       Purpose.RESIDUAL, by its own position
 
-A greedy draft is one-hot: accept when u < p(x), recover from p without x. The bonus token after
-the last accepted draft is an ordinary draw of the target (`race`, Purpose.TARGET). Where the
-target is greedy, x is accepted if it is the highest logit, which is recovered otherwise.
+A greedy draft is one-hot: it is accepted if it is the target's own draw, which is the token else
+(`verification`); only where drafts are accepted at a given rate a token is recovered in its place,
+from p without x. The bonus token after the last accepted draft is an ordinary draw of the target
+(`race`, Purpose.TARGET). Where the target is greedy, x is accepted if it is the highest logit,
+which is recovered otherwise.
 
 All arithmetic is float64 but the sums of the distributions' own tiles (`race.tile_masses`). With
 a = log p_i and b = log q_i the residual's weight is exp(a) (1 - exp(b - a)) for b < a, taken as
@@ -174,7 +176,7 @@ def acceptance_uniforms(key: NoiseKey, depth: int) -> Tensor:
 def accept(
     draft_ids: Tensor,
     target: Distribution,
-    draft: Distribution | None,
+    draft: Distribution,
     key: NoiseKey,
     depth: int,
 ) -> Tensor:
@@ -183,14 +185,12 @@ def accept(
     Args:
         draft_ids: int64 [n], x.
         target: p.
-        draft: q; None where the drafts are one-hot.
+        draft: q.
         key: positions are those of the step's first draft.
         depth: how many drafts of the step precede this one.
     """
     ids = draft_ids[:, None]
-    ratio = target.log_probs(ids)
-    if draft is not None:
-        ratio = ratio - draft.log_probs(ids)
+    ratio = target.log_probs(ids) - draft.log_probs(ids)
     ratio = target.shard.of_owners(ratio, ids)[:, 0]
     kept = acceptance_uniforms(key, depth) < ratio.exp()
     return torch.where(target.temperature > 0.0, kept, draft_ids == target.greedy())
@@ -208,7 +208,8 @@ def recovered_draw(
     """Draw the token in place of each refused draft, int64 [n].
 
     Args:
-        draft_ids, target, draft: as for `accept`.
+        draft_ids, target: as for `accept`.
+        draft: q; None where the drafts are one-hot.
         key: positions are the tokens' own.
     """
     shard = target.shard

@@ -66,11 +66,10 @@ def draft_log_ratio(
     tiles,
     num_tiles,
     padded_tiles: tl.constexpr,
-    has_draft_logits: tl.constexpr,
     edited: tl.constexpr,
     filtered: tl.constexpr,
 ):
-    """log p(x), or log p(x) - log q(x) where there are draft logits, for a draft x; float64.
+    """log p(x) - log q(x) for a draft x, float64; stores what `Verdicts.scalars` holds.
 
     Args:
         work: `verdict.Verdicts`. at: of a draft under test, its id, row, depth and logit row.
@@ -82,17 +81,16 @@ def draft_log_ratio(
     ids = x + tl.zeros((2,), tl.int32)  # two lanes alike: a block must not be one token
     values = target_logits(source, cuts, at.i, ids, x // TILE, x // TILE + 1, edited, filtered)
     ratio = (values - top) / temperature - mass
-    if has_draft_logits:
-        index = at.row * work.k + at.depth
-        draft_tiles = load_tiles(draft, index, num_tiles, padded_tiles)
-        draft_top, draft_mass = log_sum(draft_tiles.maxima, draft_tiles.masses, 1.0)
-        slot = draft_slot(source, at.i, work.depths, at.depth)
-        ratio -= draft_logits(source, draft.logits, slot, ids) - draft_top - draft_mass
-        scalars = work.scalars + index * 4
-        tl.store(scalars, top.to(tl.float64))
-        tl.store(scalars + 1, mass)
-        tl.store(scalars + 2, draft_top.to(tl.float64))
-        tl.store(scalars + 3, draft_mass)
+    index = at.row * work.k + at.depth
+    draft_tiles = load_tiles(draft, index, num_tiles, padded_tiles)
+    draft_top, draft_mass = log_sum(draft_tiles.maxima, draft_tiles.masses, 1.0)
+    slot = draft_slot(source, at.i, work.depths, at.depth)
+    ratio -= draft_logits(source, draft.logits, slot, ids) - draft_top - draft_mass
+    scalars = work.scalars + index * 4
+    tl.store(scalars, top.to(tl.float64))
+    tl.store(scalars + 1, mass)
+    tl.store(scalars + 2, draft_top.to(tl.float64))
+    tl.store(scalars + 3, draft_mass)
     return tl.max(ratio, 0)  # NaN, where q is bad, must stay NaN or become -inf
 
 

@@ -25,15 +25,17 @@ def verify(
     method: str,
     rates: Tensor | None,
 ) -> Verification:
-    """Verify a step's drafts; arguments as for `verification.verify`."""
+    """Verify a step's drafts; arguments as for `verification.verify`.
+
+    Args:
+        method: "standard" and "block" have draft logits.
+    """
     num_rows, k = drafts.token_ids.shape
     token_ids = torch.zeros((num_rows, 1 + k), dtype=torch.int32)
     num_new = torch.zeros(num_rows, dtype=torch.int32)
     num_accepted = torch.zeros_like(num_new)
     bad = torch.zeros(num_rows, dtype=torch.uint8)
-    blocks = None
-    if method == "block" and drafts.logits is not None:
-        blocks = decide_blocks(logits, batch, rows, drafts)
+    blocks = decide_blocks(logits, batch, rows, drafts) if method == "block" else None
     logprobs: LogprobsOutput | None = None
     alive = torch.arange(num_rows)
     for depth in range(1 + k):
@@ -116,10 +118,11 @@ def _test(
     first = rows.noise_key(own, positions - depth)
     if is_kept is not None:
         accepted = is_kept
-    elif rate is None:
-        accepted = draws.accept(x, p, q, first, depth)
-    else:
+    elif rate is not None:
         accepted = draws.acceptance_uniforms(first, depth) < rate
+    else:
+        assert q is not None
+        accepted = draws.accept(x, p, q, first, depth)
     tokens = x.int()
     refused = (~accepted).nonzero().flatten()
     if len(refused):

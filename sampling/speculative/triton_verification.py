@@ -25,7 +25,11 @@ def verify(
     method: str,
     rates: Tensor | None,
 ) -> Verification:
-    """Verify a step's drafts; arguments as for `verification.verify`."""
+    """Verify a step's drafts; arguments as for `verification.verify`.
+
+    Args:
+        method: "standard" and "block" have draft logits.
+    """
     needs, edited = batch.needs, batch.needs.edited
     logits, shard = for_kernels(logits, rows.shard)
     coupled = method == "coupled"

@@ -179,19 +179,19 @@ def _verdict(
         )
         verdict = _verdict_of(at, token)
     elif random:
-        ratio = draft_log_ratio(
-            source, cuts, draft, work, at, tiles, num_tiles, padded_tiles, has_draft_logits,
-            edited, filtered,
-        )  # fmt: skip
-        held = is_held(source, at.token_id // TILE)
-        if together:  # a draft to be judged with the others of its row
-            known = held & (ratio == ratio)  # NaN where q is bad
-            tl.store(work.ratios + at.row * work.k + at.depth, tl.where(known, ratio, NEVER))
-            verdict = tl.full((), ACCEPT, tl.int32)
-        elif synthetic:
+        verdict = tl.full((), ACCEPT, tl.int32)
+        if has_draft_logits:  # the residual reads the scalars that this stores
+            ratio = draft_log_ratio(
+                source, cuts, draft, work, at, tiles, num_tiles, padded_tiles, edited, filtered
+            )
+            held = is_held(source, at.token_id // TILE)
+        if synthetic:
             accepted = _is_below(source, at, tl.load(rates + at.depth))
             verdict = tl.where(accepted, ACCEPT, RECOVER)
-        else:
+        elif together:  # a draft to be judged with the others of its row
+            known = held & (ratio == ratio)  # NaN where q is bad
+            tl.store(work.ratios + at.row * work.k + at.depth, tl.where(known, ratio, NEVER))
+        elif has_draft_logits:  # there is no random row without
             accepted = _is_below(source, at, tl.exp(ratio))
             verdict = tl.where(held, tl.where(accepted, ACCEPT, RECOVER), _ELSEWHERE)
     elif synthetic:
@@ -247,7 +247,8 @@ def decide(
         drafts: as for `verification.verify`.
         rates: float64 [k], for synthetic acceptance; None compares with p and q.
         coupled: compare with the target's draw instead.
-        has_draft_logits: whether q is `drafts.logits`; else drafts are one-hot.
+        has_draft_logits: whether q is `drafts.logits`; without it drafts of random rows are
+            synthetic or coupled.
         edited, reported, kept: as for `tile_pass`.
         together: leave drafts of random rows to `blocks`, with their `Verdicts.ratios`; there are
             draft logits.

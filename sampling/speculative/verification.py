@@ -4,15 +4,20 @@ At each depth the target's p is what the sampler would draw from there, with eve
 penalty and filter of the row; q is what the draft was drawn from. Depth by depth:
 
     standard   accept x when u < p(x) / q(x), else draw from max(p - q, 0) normalised
-               (Leviathan et al. 2023, algorithm 1); without draft logits q is one-hot: accept
-               when u < p(x), else draw from p without x
+               (Leviathan et al. 2023, algorithm 1)
     block      accept the longest prefix of drafts that passes a test of its own (Sun et al. 2024,
                arXiv 2403.10444): of r_i = min(r_{i-1} p(x_i) / q(x_i), 1) and of what is left
                there, Z_i = sum max(r_i p - q, 0), prefix i passes when u_i < Z_i / (Z_i + 1 - r_i),
                all drafts when u_k < r_k; then draw from max(r_i p - q, 0) normalised. More drafts
-               are accepted than under standard; where drafts are one-hot it is standard
-    synthetic  accept at a given rate, for studies of cost; else as standard
+               are accepted than under standard
+    synthetic  accept at a given rate, for studies of cost; else draw as standard does, from p
+               without x where there are no draft logits
     coupled    accept when x is the token that the plain sampler draws, else that token
+
+Without draft logits q is one-hot, and standard and block are coupled. In law this is their own
+rule, accept with probability p(x), else draw from p without x: a token y of p is x with
+probability p(x), and given y != x it has the law of p without x. It is better than a coin, since
+tokens do not depend on which drafts there were.
 
 A greedy row draws its highest token; it accepts x when x is that token (at the given rate where
 synthetic). The token after the last accepted draft, at a depth without a draft, or in a row
@@ -62,6 +67,8 @@ def verify(
         method: see the module.
         rates: float64 [k] on the device, `conditional_rates`; for synthetic only.
     """
+    if drafts.logits is None and method in ("standard", "block"):
+        method = "coupled"
     if kernels_run_on(logits.device):
         return triton_verification.verify(logits, batch, rows, drafts, method, rates)
     return torch_verification.verify(logits, batch, rows, drafts, method, rates)

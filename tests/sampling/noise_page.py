@@ -122,11 +122,8 @@ def verification(case: Case) -> tuple[float, bool, int]:
     """The uniform, whether the draft is accepted, and the token in its place."""
     seed, choice, position = int(case["seed"]), case["choice"], case["position"]
     p, x = softmax(logits_of(case["size"], case["multiplier"])), case["draft"]
-    q = [float(i == x) for i in range(len(p))]
-    rest = [0.0 if i == x else a for i, a in enumerate(p)]
-    if case["draft_multiplier"] is not None:
-        q = softmax(logits_of(case["size"], case["draft_multiplier"]))
-        rest = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
+    q = softmax(logits_of(case["size"], case["draft_multiplier"]))
+    rest = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
     depth = case["depth"]
     u = uniform(seed, 0, position - depth, choice, stream("accept", "tile", depth))
     weights = rest if any(rest) else p

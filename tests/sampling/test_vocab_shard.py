@@ -160,7 +160,13 @@ def test_cuts_are_those_of_one_rank(wish: dict[str, Any], scale: float) -> None:
 
 @pytest.mark.parametrize(
     ("method", "has_logits"),
-    [("standard", True), ("standard", False), ("coupled", False), ("synthetic", True)],
+    [
+        ("standard", True),
+        ("standard", False),
+        ("coupled", False),
+        ("synthetic", True),
+        ("synthetic", False),
+    ],
 )
 def test_verification_is_that_of_one_rank(method: Method, has_logits: bool) -> None:
     wishes: list[dict[str, Any]] = [

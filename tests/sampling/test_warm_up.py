@@ -15,7 +15,7 @@ from sampling.kernels.logits import Source
 from sampling.kernels.logprobs import MAX_TOP, TOP_LANES
 from sampling.paths import triton_path
 from sampling.rows import GRAMMAR, SamplingRows
-from sampling.speculative import triton_verification
+from sampling.speculative import verification
 from sampling.warm_up import compile_kernels, compile_verification
 
 CPU = torch.device("cpu")
@@ -110,6 +110,6 @@ def test_every_variant_of_verification_is_launched(monkeypatch: pytest.MonkeyPat
         assert len(logits) == len(batch.rows) == 1 + drafts.token_ids.shape[1] == 3
         verified.add((batch.needs.random, variant_of(batch)))
 
-    monkeypatch.setattr(triton_verification, "verify", verify)
+    monkeypatch.setattr(verification, "verify", verify)
     compile_verification(make_rows(), torch.float32, 5, 2, slots, "synthetic", rates)
     assert verified == set(product((False, True), variants(TOP_LANES[:1])))

@@ -65,10 +65,14 @@ def test_the_sampler(compiled: Compiler) -> None:
     assert len(compiled.names) > 8
 
 
-def test_verified_drafts(compiled: Compiler) -> None:
+@pytest.mark.parametrize("has_draft_logits", [True, False])
+@pytest.mark.parametrize("method", ["standard", "block", "synthetic"])
+def test_verified_drafts(
+    method: verification.Method, has_draft_logits: bool, compiled: Compiler
+) -> None:
     wishes: list[dict[str, Any]] = [EDITS | REPORT, {"temperature": 0.0}]
-    step = random_step(wishes, 3, 4, 2500, has_draft_logits=True)
-    step.verify("standard", None)
+    step = random_step(wishes, 3, 4, 2500, has_draft_logits=has_draft_logits)
+    step.verify(method, [0.5] * 4 if method == "synthetic" else None)
     assert {"_verdict_kernel", "_last_token_kernel"} <= compiled.names
 
 

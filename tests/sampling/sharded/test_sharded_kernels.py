@@ -24,7 +24,7 @@ from sampling.paths.logprobs import prompt_kernels
 from sampling.rows import LOGPROBS
 from sampling.sharded import cut as sharded_cut
 from sampling.sharded import stages
-from sampling.speculative import triton_verification
+from sampling.speculative.verification import Method, verify
 from sampling.vocab_shard import VocabShard
 from tests.engine.kernels.where import DEVICES
 from tests.sampling.ranks import on_counting_ranks, on_ranks
@@ -211,9 +211,10 @@ def test_a_bad_row_is_bad_on_every_rank(where: str) -> None:
         ("block", True),
         ("coupled", False),
         ("synthetic", True),
+        ("synthetic", False),
     ],
 )
-def test_verification_is_that_of_one_rank(method: str, has_logits: bool, where: str) -> None:
+def test_verification_is_that_of_one_rank(method: Method, has_logits: bool, where: str) -> None:
     wishes: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"logprobs": 3},
@@ -230,11 +231,11 @@ def test_verification_is_that_of_one_rank(method: str, has_logits: bool, where: 
 
 
 def _verify(
-    step: Step, exchange: RankExchange, method: str, rates: Tensor | None, where: str
+    step: Step, exchange: RankExchange, method: Method, rates: Tensor | None, where: str
 ) -> Any:
     batch, rows, drafts = step.make(torch.device(where), sharded(VOCAB, exchange))
     logits = own(step.logits, rows.shard).to(where)
-    outcome = triton_verification.verify(logits, batch, rows, drafts, method, rates)
+    outcome = verify(logits, batch, rows, drafts, method, rates)
     if outcome.logprobs is not None:  # undefined where no token is kept, or none is asked for
         asks = rows.flags_np[batch.rows_np] & LOGPROBS
         kept = torch.zeros(len(batch.rows_np), dtype=torch.bool)

@@ -77,18 +77,16 @@ def test_acceptance_uniforms_are_those_of_the_contract() -> None:
             assert u.item() == reference.uniform(index=0, **words(key, i), stream_id=stream_id)
 
 
-@pytest.mark.parametrize("has_draft", [True, False])
-def test_acceptance_equals_the_reference(has_draft: bool) -> None:
+def test_acceptance_equals_the_reference() -> None:
     n, width = 400, 40
     logits, draft_logits, key = make_logits(n, width, 2), make_logits(n, width, 3), make_key(n)
     temperature = torch.full((n,), 0.7, dtype=torch.float64)
     draft_ids = torch.arange(n) % width
     target = Distribution.of(logits, temperature)
-    draft = draft_distribution(draft_logits) if has_draft else None
-    kept = accept(draft_ids, target, draft, key, 2)
+    kept = accept(draft_ids, target, draft_distribution(draft_logits), key, 2)
     p, q = softmax(logits, 0.7), softmax(draft_logits)
     for i, x in enumerate(draft_ids.tolist()):
-        expected = reference.accept(p[i], q[i] if has_draft else None, x, **words(key, i), depth=2)
+        expected = reference.accept(p[i], q[i], x, **words(key, i), depth=2)
         assert bool(kept[i]) == expected
     assert 0 < kept.sum() < n
 
@@ -138,7 +136,6 @@ def test_equal_distributions_accept_always_and_recover_something_allowed() -> No
     one[:, 2500] = 1.0
     sure = Distribution.of(one, torch.ones(n, dtype=torch.float64))
     x = torch.full((n,), 2500)
-    assert accept(x, sure, None, key, 0).all()
     assert (recovered_draw(x, sure, None, key) == 2500).all()
 
 
@@ -147,9 +144,10 @@ def test_a_greedy_target_accepts_its_highest_token_only() -> None:
     highest = logits.argmax(1)
     x = torch.where(torch.arange(n) % 2 == 0, highest, (highest + 1) % 300)
     target = Distribution.of(logits, torch.zeros(n, dtype=torch.float64))
-    for draft in (None, draft_distribution(make_logits(n, 300, 9))):
-        assert accept(x, target, draft, make_key(n), 0).tolist() == [True, False] * 4
-        assert torch.equal(recovered_draw(x, target, draft, make_key(n)), highest)
+    draft = draft_distribution(make_logits(n, 300, 9))
+    assert accept(x, target, draft, make_key(n), 0).tolist() == [True, False] * 4
+    for q in (None, draft):
+        assert torch.equal(recovered_draw(x, target, q, make_key(n)), highest)
 
 
 def test_a_cut_target_never_keeps_or_recovers_what_is_cut() -> None:
@@ -189,19 +187,16 @@ def test_a_bad_row_stays_in_range_and_alone(bad: float) -> None:
 
 
 def speculate(
-    logits: Tensor, draft_logits: Tensor | None, last: Cut | None, n: int, *, shared: bool = False
+    logits: Tensor, draft_logits: Tensor, last: Cut | None, n: int, *, shared: bool = False
 ) -> Tensor:
     """One speculated token a row: drafted, then accepted or recovered. int64 [n]."""
     key = NoiseKey(torch.arange(n), torch.full((n,), 9), torch.zeros(n, dtype=torch.int64))
     ones = torch.ones(n, dtype=torch.float64)
     target = Distribution.of(logits.expand(n, -1), ones, last)
-    draft, x = None, torch.ones(n, dtype=torch.int64)
-    if draft_logits is not None:
-        draft = draft_distribution(draft_logits.expand(n, -1))
-        x = draw_draft(draft_logits.expand(n, -1), key, Purpose.DRAFT)
+    draft = draft_distribution(draft_logits.expand(n, -1))
+    x = draw_draft(draft_logits.expand(n, -1), key, Purpose.DRAFT)
     recovered = recovered_draw(x, target, draft, key)
     if shared:  # the draft's own noise again
-        assert draft_logits is not None
         p, q = softmax(logits)[0], softmax(draft_logits)[0]
         weights = torch.tensor(np.maximum(p - q, 0.0)).log().float().expand(n, -1)
         recovered = race(weights, tile_masses(weights, ones), ones, key, Purpose.DRAFT)
@@ -214,9 +209,8 @@ def p_value(tokens: Tensor, p: np.ndarray) -> float:
     return float(stats.chisquare(observed[p > 0], p[p > 0] * len(tokens)).pvalue)
 
 
-@pytest.mark.parametrize("has_draft", [True, False])
 @pytest.mark.parametrize("filtered", [True, False])
-def test_the_output_has_the_distribution_of_the_target(has_draft: bool, filtered: bool) -> None:
+def test_the_output_has_the_distribution_of_the_target(filtered: bool) -> None:
     n, logits, draft_logits = 10_000, make_logits(1, 12, 20, 1.0), make_logits(1, 12, 21, 1.0)
     p = softmax(logits)[0]
     last = None
@@ -225,7 +219,7 @@ def test_the_output_has_the_distribution_of_the_target(has_draft: bool, filtered
         last = Cut(logits[0, order[7]].expand(n), order[7].expand(n))
         p[order[8:].numpy()] = 0.0
         p /= p.sum()
-    tokens = speculate(logits, draft_logits if has_draft else None, last, n)
+    tokens = speculate(logits, draft_logits, last, n)
     assert p_value(tokens, p) > FALSE_ALARM
 
 

@@ -97,7 +97,9 @@ def expected(step: Step, row: int, start: int, method: Method = "standard") -> r
     p = [target(step, row, depth, start) for depth in range(num_drafts + 1)]
     drafts = step.draft_ids[row, :num_drafts].tolist()
     at = {"seed": row * 7919 - 3, "position": step.num_tokens[row], "choice": row % 3}
-    if method == "block" and q is not None and not step.params[row].greedy:
+    if q is None:
+        return reference.verify_by_draws(p, drafts, **at)
+    if method == "block" and not step.params[row].greedy:
         return reference.verify_block(p, q, drafts, **at)
     return reference.verify(p, q, drafts, **at)
 
@@ -129,7 +131,7 @@ def test_tokens_equal_the_reference(
 
 
 def test_penalties_forgotten_behind_the_first_draft_are_found() -> None:
-    step = random_step(WISHES["everything"], 40, 3, 40, has_draft_logits=False)
+    step = random_step(WISHES["everything"], 40, 3, 40, has_draft_logits=False, alike=True)
     verified, _ = replace(step, counted=False).verify()
     wrong = [
         tokens_of(verified, row) != expected(step, row, start).token_ids
@@ -253,13 +255,15 @@ MODES = ("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits")
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, EVERYTHING, {"top_k": 8}])
-def test_generation_equals_the_plain_sampler(params: dict[str, Any], mode: str) -> None:
-    """With T = 0 or coupled, tokens and logprobs are the plain sampler's, bit for bit.
+@pytest.mark.parametrize("method", ["standard", "block", "coupled"])
+def test_generation_equals_the_plain_sampler(
+    method: Method, params: dict[str, Any], mode: str
+) -> None:
+    """With one-hot drafts tokens and logprobs are the plain sampler's, bit for bit.
 
     The rows have drafts that are all the plain tokens, wrong from some depth on, and missing.
     """
     wish = params | {"logprobs": 2, "logprob_token_ids": (0, 7, 7), "logprobs_mode": mode}
-    method: Method = "standard" if params.get("temperature") == 0.0 else "coupled"
     num_rows, k, length = 8, 3, 12
     requests = [
         Request(SamplingParams(**wish), seed=row + 5, choice=row % 2) for row in range(num_rows)

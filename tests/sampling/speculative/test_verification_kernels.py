@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from sampling.batch import NOTHING_ALLOWED, UNUSABLE_LOGITS, Verification
 from sampling.device.triton_support import INTERPRETED
+from sampling.paths import triton_path
 from sampling.speculative import verification
 from sampling.speculative.verification import Method
 from tests.sampling.bounds import watch_bounds
@@ -148,6 +149,28 @@ def test_kernels_equal_plain_torch(
     codes = {0, UNUSABLE_LOGITS, NOTHING_ALLOWED} if name == "grammar" else {0, UNUSABLE_LOGITS}
     assert set(wanted.bad.tolist()) == codes
     assert torch.equal(rows.counts.words.cpu(), wanted_rows.counts.words)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", ["standard", "block"])
+@pytest.mark.parametrize(("name", "vocab_size"), [("plain", 111), ("filters", 1500)])
+def test_one_hot_drafts_leave_the_plain_sampler_s_tokens(
+    name: str, vocab_size: int, method: Method, device: str
+) -> None:
+    """Bit for bit; a draft is kept where it is that token, and the first that is not ends a run."""
+    step = make_step(WISHES[name], vocab_size, has_draft_logits=False)
+    verified, _ = step.verify(method, device=torch.device(device))
+    batch, rows, drafts = step.make(torch.device(device))
+    plain = triton_path.draw(step.logits.to(device), batch, rows).token_ids.tolist()
+    found: set[int] = set()
+    for row, start in enumerate(drafts.starts.tolist()):
+        num_new, num_accepted = int(verified.num_new[row]), int(verified.num_accepted[row])
+        assert verified.token_ids[row].tolist()[:num_new] == plain[start : start + num_new]
+        assert plain[start : start + num_accepted] == step.draft_ids[row, :num_accepted].tolist()
+        if num_accepted < num_new <= int(step.num_drafts[row]):
+            assert plain[start + num_accepted] != int(step.draft_ids[row, num_accepted])
+        found.add(num_new)
+    assert found == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("device", DEVICES)
