@@ -172,7 +172,7 @@ def free_memory() -> None:
 def of_all_asked(engine: Engine, prompts: list[Int32Array]) -> dict[str, float]:
     """The rate of rows that ask for logprobs and more over that of rows that do not.
 
-    Rows with a seed have all drafts in every step, so seeds are measured alone too.
+    Seeds are measured alone too: they must not keep rows from the drafts that pay.
     """
     asked = {
         "nothing": SamplingParams(),

@@ -162,8 +162,9 @@ class CommandFollower:
     def _enter_update(self, command: FinishUpdate, report: UpdateReport) -> None:
         """Let requests, prefixes and replies know that weights were written.
 
-        The keys of a drafter are in the blocks of the model's, and drafts decide which tokens a
-        seed draws: an update of the drafter alone has all consequences but another version.
+        The keys of a drafter are in the blocks of the model's, and drafts that are sampled decide
+        which tokens a seed draws: an update of the drafter alone has all consequences but another
+        version.
         """
         num_updates, version = self.state.num_updates + 1, self.state.weight_version
         if self._target == "model":

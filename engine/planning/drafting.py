@@ -1,10 +1,12 @@
 """Decides which rows draft and when: the part of speculation on the host. No torch.
 
-Under the standard method the tokens of a row depend on the positions its drafts begin at. So a
-seeded row has k drafts in every step whatever the load, and its tokens depend on that row alone.
-The other rows have as many as pay (`engine.planning.draft_choice`), or k while the batch is small
-where nothing was measured. While the drafter does not run, rows that are computed get a gap in its
-KV cache; they draft again once they are admitted anew and computed from the start.
+Where drafts are sampled by noise of their own (`gumbel`), the tokens of a row depend on them, and
+on the positions they begin at. So a seeded row then has k drafts in every step whatever the load,
+and its tokens depend on that row alone. Other rows have as many as pay
+(`engine.planning.draft_choice`), or k while the batch is small where nothing was measured; so have
+all rows of other drafters, whose drafts change no token. While the drafter does not run, rows that
+are computed get a gap in its KV cache; they draft again once they are admitted anew and computed
+from the start.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class DraftRules:
         has_cache: the drafter has keys and values of its own, in which a row may have a gap.
         looks_ahead: the drafter's entry at a position depends on the next token, so that the last
             block of a shared prefix cannot be shared.
-        draws_differ: the tokens of a seeded row depend on its drafts.
+        draws_differ: drafts are sampled, so that the tokens of a seeded row depend on them.
         shares_outputs: drafts follow recent outputs of other requests too.
     """
 
@@ -136,7 +138,8 @@ def draft_rules(config: SpeculativeConfig | None, costs: StepCosts | None = None
         costs=costs,
         has_cache=config.method not in ("ngram", "suffix"),
         looks_ahead=config.method in ("eagle", "eagle3", "mtp"),
-        draws_differ=config.rejection_sample_method != "coupled",
+        # Not where acceptance is synthetic: its studies of cost must cost what serving does.
+        draws_differ=config.draft_source == "gumbel",
         shares_outputs=bool(config.suffix_decoding_max_cached_requests),
     )
 

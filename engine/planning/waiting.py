@@ -166,7 +166,8 @@ class WaitingChoices:
         """Tokens to compute before the choice decodes.
 
         With a drafter, a preempted choice must decode from the same drafts as before, or its tokens
-        could differ. It computes all but its last token, from which these drafts are made again.
+        could differ where drafts are sampled. It computes all but its last token, from which these
+        drafts are made again.
         """
         num_tokens = len(choice.token_ids)
         goes_on = self._drafting.num_tokens and num_tokens > choice.prompt_len

@@ -88,7 +88,8 @@ def wait_for_kernels(config: EngineConfig, model: CausalLM, device: torch.device
     Waits for the others too where the configuration asks for it or promises bits.
     """
     speculation = config.speculation
-    # Its tokens are those of decoding without drafts, at every time since the start.
+    # Its tokens are those of decoding without drafts, at every time since the start. One-hot drafts
+    # under "standard" keep tokens too, but were not asked to: they start as fast as decoding does.
     is_coupled = speculation is not None and speculation.rejection_sample_method == "coupled"
     # Every rank has all of a drafter, and must draft what the others do.
     is_repeated = speculation is not None and config.tensor_parallel_size > 1

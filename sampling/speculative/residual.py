@@ -2,7 +2,7 @@
 """The draw of the token after each row's last accepted draft, in Triton: a program a row.
 
 Where a draft was refused the draw is a race over the residual max(p - q, 0), or over p without a
-one-hot draft; elsewhere it is the target's own draw.
+one-hot draft, which synthetic acceptance alone refuses so; elsewhere it is the target's own draw.
 
 A residual's tile masses are float32 sums of exp(a) (1 - exp(d)), a = log p, d = log q - log p,
 with d in float64, so that nothing cancels; their relative error is that of the race's masses.

@@ -163,7 +163,7 @@ def test_a_drafter_without_a_cache_has_no_gaps() -> None:
 
 
 def test_seeded_rows_draft_whatever_the_load() -> None:
-    """Every decode step of a seeded row under standard brings its k drafts."""
+    """Every decode step of a seeded row brings its k drafts, where they are sampled."""
     drafting = rules(max_rows=1, has_cache=True, draws_differ=True)
     engine, runner = make_engine(max_rows=4, budget=64, num_blocks=200, drafting=drafting)
     inbox = Inbox()
@@ -245,11 +245,34 @@ def test_what_a_row_shares_of_a_prefix_ends_a_block_before_the_drafter_looks() -
         (None, DraftRules()),
         (
             SpeculativeConfig(method="ngram", num_speculative_tokens=3),
-            DraftRules(3, DRAFTS_OFF_FROM - 1, draws_differ=True),
+            DraftRules(3, DRAFTS_OFF_FROM - 1),
         ),
         (
             SpeculativeConfig(
-                method="eagle", model="head", num_speculative_tokens=2, disable_by_batch_size=8
+                method="eagle",
+                model="head",
+                num_speculative_tokens=3,
+                rejection_sample_method="synthetic",
+                synthetic_acceptance_length=2.0,
+            ),
+            DraftRules(3, DRAFTS_OFF_FROM - 1, has_cache=True, looks_ahead=True),
+        ),
+        (
+            SpeculativeConfig(
+                method="dflash",
+                model="head",
+                num_speculative_tokens=3,
+                rejection_sample_method="block",
+            ),
+            DraftRules(3, DRAFTS_OFF_FROM - 1, has_cache=True, draws_differ=True),
+        ),
+        (
+            SpeculativeConfig(
+                method="eagle",
+                model="head",
+                num_speculative_tokens=2,
+                draft_sample_method="gumbel",
+                disable_by_batch_size=8,
             ),
             DraftRules(2, 7, has_cache=True, looks_ahead=True, draws_differ=True),
         ),
@@ -257,7 +280,7 @@ def test_what_a_row_shares_of_a_prefix_ends_a_block_before_the_drafter_looks() -
             SpeculativeConfig(
                 method="suffix", num_speculative_tokens=3, suffix_decoding_max_cached_requests=5
             ),
-            DraftRules(3, DRAFTS_OFF_FROM - 1, draws_differ=True, shares_outputs=True),
+            DraftRules(3, DRAFTS_OFF_FROM - 1, shares_outputs=True),
         ),
         (
             SpeculativeConfig(
@@ -403,18 +426,23 @@ def test_whose_tokens_need_the_same_drafts(
 
 
 @pytest.mark.parametrize(
-    ("wishes", "shared", "read"),
+    ("wishes", "draws_differ", "shared", "read"),
     [
-        ({}, True, True),
-        ({"params": SamplingParams(seed=1)}, True, False),  # its tokens depend on its row alone
-        ({"params": SamplingParams(seed=1, temperature=0.0)}, True, True),
-        ({"cache_salt": "own"}, False, False),
+        ({}, True, True, True),
+        ({"params": SamplingParams(seed=1)}, True, True, False),  # drafts are of its row alone
+        ({"params": SamplingParams(seed=1)}, False, True, True),
+        ({"params": SamplingParams(seed=1, temperature=0.0)}, True, True, True),
+        ({"cache_salt": "own"}, False, False, False),
     ],
 )
 def test_outputs_are_kept_once_choices_end(
-    monkeypatch: pytest.MonkeyPatch, wishes: dict[str, Any], shared: bool, read: bool
+    monkeypatch: pytest.MonkeyPatch,
+    wishes: dict[str, Any],
+    draws_differ: bool,
+    shared: bool,
+    read: bool,
 ) -> None:
-    drafting = rules(draws_differ=True, shares_outputs=True)
+    drafting = rules(draws_differ=draws_differ, shares_outputs=True)
     engine, runner = make_engine(num_blocks=18, budget=20, drafting=drafting)
     plans: list[StepPlan] = []
     launch = runner.launch

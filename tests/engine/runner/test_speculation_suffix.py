@@ -39,10 +39,14 @@ def test_greedy_rows_keep_their_tokens(folder: Path, num_blocks: int, kept: int)
 
 
 def test_seeded_rows_depend_on_nothing_but_themselves(folder: Path) -> None:
-    """Neither on outputs of others, of which there are more the second time, nor on load."""
+    """Neither on drafts, outputs of others, of which there are more the second time, nor load."""
     asked = requests([SEEDED])
+    plain = run(make(folder, None), asked)
     engine = make(folder, suffixes(suffix_decoding_max_cached_requests=8), 22)
     first = run(engine, asked)
     again = run(engine, asked)
     alone = run(make(folder, suffixes()), asked, steps_between=40)
-    assert first == again == alone
+    assert first == again == alone == plain
+    stats = engine.stats().drafts
+    assert stats is not None
+    assert 0 < stats.num_accepted < stats.num_draft_tokens

@@ -75,6 +75,7 @@ def plain_replies() -> dict[tuple[int, int], list[int]]:
             {"speculation": structs.replace(EAGLE["greedy"], rejection_sample_method="coupled")},
             id="coupled",
         ),
+        pytest.param({"speculation": EAGLE["greedy"]}, id="greedy drafts"),
     ],
 )
 def test_seeded_replies_do_not_depend_on_how_they_run(
