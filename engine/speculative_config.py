@@ -125,6 +125,11 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         return "coupled" if coupled else "gumbel"
 
     @property
+    def keeps_draws(self) -> bool:
+        """Whether a seed draws the tokens that it draws without speculation."""
+        return self.rejection_sample_method != "synthetic" and self.draft_source != "gumbel"
+
+    @property
     def lookup_lengths(self) -> tuple[int, int]:
         """The lengths of the shortest and the longest n-gram looked up."""
         given = [n for n in (self.prompt_lookup_min, self.prompt_lookup_max) if n is not None]

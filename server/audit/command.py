@@ -95,8 +95,8 @@ def _served(settings: Settings, config: EngineConfig) -> Served:
         return ids_of(bad_words, tokenizer)
 
     speculation = config.speculation
-    method = None if speculation is None else speculation.rejection_sample_method
-    return Served(defaults, eos_token_ids(config.model), words, method)
+    keeps_draws = None if speculation is None else speculation.keeps_draws
+    return Served(defaults, eos_token_ids(config.model), words, keeps_draws)
 
 
 def _source(

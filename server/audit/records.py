@@ -22,13 +22,14 @@ class Served(NamedTuple):
         defaults: of sampling fields.
         eos_token_ids: the model's ends of text.
         words: token ids of `bad_words`.
-        verification: the server's `rejection_sample_method`; None where it drafts nothing.
+        keeps_draws: whether its drafts leave the tokens of a seed as they are; None where it
+            drafts nothing.
     """
 
     defaults: Json
     eos_token_ids: tuple[int, ...]
     words: Callable[[list[str]], Any]
-    verification: str | None
+    keeps_draws: bool | None
 
 
 def read_choices(path: Path, served: Served) -> Iterator[DrawnChoice]:
@@ -62,7 +63,7 @@ def _choice(number: int, body: Json, reply: Json, choice: Json, served: Served) 
     place = {"line": number, "index": index, "choice": index % n}
     try:
         params = sampling_params(body, served.defaults, served.eos_token_ids, served.words)
-        _check_drafts(reply, choice, params, served.verification)
+        _check_drafts(reply, choice, params, served.keeps_draws)
         output = _output(choice)
         return DrawnChoice(
             **place,
@@ -77,22 +78,20 @@ def _choice(number: int, body: Json, reply: Json, choice: Json, served: Served) 
 
 
 def _check_drafts(
-    reply: Json, choice: Json, params: SamplingParams, verification: str | None
+    reply: Json, choice: Json, params: SamplingParams, keeps_draws: bool | None
 ) -> None:
     """Raise `RefusedError` where tokens depend on drafts, which no reply has."""
     drafted = bool((reply.get("metrics") or {}).get("num_drafts")) or any(
         origin != "drawn" for origin in choice.get("token_origins") or ()
     )
-    if not drafted or params.greedy or verification == "coupled":
+    if not drafted or params.greedy or keeps_draws:
         return
-    if verification is None:
-        raise RefusedError(
-            "it was drawn with drafts: give the server's --speculative-config, of which only "
-            'rejection_sample_method "coupled" can be audited'
-        )
+    if keeps_draws is None:
+        raise RefusedError("it was drawn with drafts: give the server's --speculative-config")
     raise RefusedError(
-        f'rejection_sample_method "{verification}": tokens depend on drafts that the reply does '
-        'not have; "coupled" draws those of the contract'
+        'drafts were sampled ("gumbel") or accepted at a rate ("synthetic"): tokens depend on '
+        'drafts that the reply does not have; draft_sample_method "greedy" and '
+        'rejection_sample_method "coupled" draw those of the contract'
     )
 
 

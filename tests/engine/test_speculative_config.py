@@ -113,6 +113,21 @@ def test_where_drafts_come_from(fields: dict[str, object], source: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "kept"),
+    [
+        (EAGLE, True),
+        (NGRAM, True),
+        (EAGLE | {"draft_sample_method": "gumbel"}, False),
+        (EAGLE | {"rejection_sample_method": "block"}, False),
+        (EAGLE | {"rejection_sample_method": "coupled", "draft_sample_method": "gumbel"}, True),
+        (SYNTHETIC | {"synthetic_acceptance_length": 2.0}, False),
+    ],
+)
+def test_whose_seeds_draw_as_without_speculation(fields: dict[str, object], kept: bool) -> None:
+    assert parse(fields).keeps_draws == kept
+
+
+@pytest.mark.parametrize(
     ("fields", "lengths"),
     [
         ({}, (5, 5)),

@@ -72,6 +72,20 @@ def test_honest_replies_pass_here_and_by_the_server(
         assert "drew all 192 tokens of 8 choices" in report["conclusion"]
 
 
+def test_replies_of_greedy_drafts_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "--speculative-config", '{"method": "eagle", "num_speculative_tokens": 3}'
+    body = {**EDITED, "return_token_ids": True}
+    with serve(*flags) as drafting:
+        response = httpx.post(f"{drafting.url}/v1/completions", json=body, timeout=60).json()
+    assert response["metrics"]["num_accepted_tokens"] > 0
+    pair = {"request": body, "response": response}
+    status, report = audit([pair], tmp_path, capsys, *flags)
+    assert status == 0, report
+    sampled = flags[1].replace("}", ', "draft_sample_method": "gumbel"}')
+    status, report = audit([pair], tmp_path, capsys, flags[0], sampled)
+    assert status == 3, report
+
+
 def swapped(pair: Json) -> Json:
     changed = copy.deepcopy(pair)
     token_ids = changed["response"]["choices"][0]["token_ids"]

@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 def served(**given: Any) -> Served:
     """A server with two ends of text, whose words have one id for each letter."""
-    fields = {"defaults": {}, "eos_token_ids": (0, 2), "verification": None, **given}
+    fields = {"defaults": {}, "eos_token_ids": (0, 2), "keeps_draws": None, **given}
     return Served(words=lambda words: tuple(tuple(map(ord, word)) for word in words), **fields)
 
 

@@ -143,17 +143,16 @@ def test_every_parameter_that_decides_tokens_is_derived() -> None:
 
 @pytest.mark.parametrize("shows", ["metrics", "origins"])
 @pytest.mark.parametrize(
-    ("method", "temperature", "words"),
+    ("keeps_draws", "temperature", "words"),
     [
         (None, 1.0, "--speculative-config"),
-        ("standard", 1.0, '"standard"'),
-        ("synthetic", 1.0, '"synthetic"'),
-        ("coupled", 1.0, None),
-        ("standard", 0.0, None),
+        (False, 1.0, '"gumbel"'),
+        (True, 1.0, None),
+        (False, 0.0, None),
     ],
 )
 def test_drafts(
-    shows: str, method: str | None, temperature: float, words: str | None, tmp_path: Path
+    shows: str, keeps_draws: bool | None, temperature: float, words: str | None, tmp_path: Path
 ) -> None:
     reply = completion([1])
     if shows == "metrics":
@@ -161,7 +160,7 @@ def test_drafts(
     else:
         reply["choices"][0]["token_origins"] = ["accepted"]
     body = {**SEEDED, "temperature": temperature}
-    (choice,) = read(tmp_path, body, reply, verification=method)
+    (choice,) = read(tmp_path, body, reply, keeps_draws=keeps_draws)
     assert (choice.refusal is None) == (words is None)
     assert words is None or words in (choice.refusal or "")
 
