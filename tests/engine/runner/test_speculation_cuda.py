@@ -81,13 +81,19 @@ def run(
     )
 
 
-def test_coupled_and_greedy_tokens_are_those_of_plain_decoding() -> None:
+@pytest.mark.parametrize("method", ["standard", "coupled"])
+def test_tokens_of_one_hot_and_coupled_drafts_are_those_of_plain_decoding(method: str) -> None:
     wanted = run(engine_of(None))
+    config = speculation(rejection_sample_method=method)
     for cuda_graphs in (True, False):
-        assert run(engine_of(speculation(rejection_sample_method="coupled"))) == wanted
-        tokens = run(engine_of(speculation(), cuda_graphs=cuda_graphs))
-        greedy = [handle for handle in wanted if handle % len(PARAMS) == 0]
-        assert [tokens[handle] for handle in greedy] == [wanted[handle] for handle in greedy]
+        assert run(engine_of(config, cuda_graphs=cuda_graphs)) == wanted
+
+
+def test_sampled_drafts_leave_greedy_tokens_as_they_are() -> None:
+    wanted = run(engine_of(None))
+    tokens = run(engine_of(speculation(draft_sample_method="gumbel")))
+    greedy = [handle for handle in wanted if handle % len(PARAMS) == 0]
+    assert [tokens[handle] for handle in greedy] == [wanted[handle] for handle in greedy]
 
 
 @pytest.mark.parametrize(
@@ -119,8 +125,10 @@ def test_a_draft_model_that_is_the_target_is_always_right() -> None:
     run(engine, wishes=PARAMS[:1])
     stats = engine.stats().drafts
     assert stats is not None
-    assert stats.num_draft_tokens > 200
-    assert stats.num_accepted > 0.95 * stats.num_draft_tokens  # a row's last drafts find no room
+    assert (
+        stats.num_drafts >= 32
+    )  # until then all are made; then as many as pay by this GPU's times
+    assert stats.num_accepted == stats.num_draft_tokens
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
