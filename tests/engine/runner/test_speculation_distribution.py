@@ -81,6 +81,7 @@ def config(method: RejectionSampleMethod = "standard", **fields: Any) -> Specula
         model="none",
         num_speculative_tokens=K,
         rejection_sample_method=method,
+        disable_by_batch_size=NUM_CHOICES,  # else so many rows draft only where seeds need it
         **fields,
     )
 
