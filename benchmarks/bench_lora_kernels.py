@@ -32,7 +32,7 @@ from engine.kernels.lora.groups import TokenGroups, group_tokens, num_tiles
 from engine.kernels.lora.lone import Handovers, lone_linear
 from engine.kernels.lora.stacks import Stacks
 from engine.kernels.norm import rms_norm
-from engine.kernels.skinny import LaunchShape, skinny_linear
+from engine.kernels.skinny import SkinnyShape, skinny_linear
 from sampling.device.compiling import compiling_together
 from sampling.device.triton_support import triton
 
@@ -184,7 +184,7 @@ class Case:
         adapted = partial(self.run_lone, adapted=True)
         yield Way("base", (), partial(self.run_lone, adapted=False))
         yield Way(IN_USE, (), adapted)
-        for shape in (LaunchShape(*each) for each in LONE_SHAPES):
+        for shape in (SkinnyShape(*each) for each in LONE_SHAPES):
             held = shape.rows * block * (1 + gated) // (32 * shape.warps)
             if shape != lone.lone_shape(block, gated=gated) and held <= MOST_HELD:
                 constants = ((lone, "lone_shape", lambda *_, own=shape, **__: own),)

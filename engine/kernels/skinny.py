@@ -42,7 +42,7 @@ class Norm(NamedTuple):
     eps: float
 
 
-class LaunchShape(NamedTuple):
+class SkinnyShape(NamedTuple):
     """The shape of a launch: weight rows and warps of each program."""
 
     rows: int
@@ -148,7 +148,7 @@ def skinny_linear(
     *,
     norm: Norm | None = None,
     gated: bool = False,
-    shape: LaunchShape | None = None,
+    shape: SkinnyShape | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Multiply x [T, in_features] by a weight, with the norm and gate around the product.
 
@@ -189,7 +189,7 @@ def skinny_linear(
     return out, sums
 
 
-def launch_shape(block: int, *, gated: bool) -> LaunchShape:
+def launch_shape(block: int, *, gated: bool) -> SkinnyShape:
     """The fast shape of a launch for `block` input features, a power of two.
 
     Fast in a model, not by itself: of narrow weights a program has few threads with much on their
@@ -198,7 +198,7 @@ def launch_shape(block: int, *, gated: bool) -> LaunchShape:
     for 0.53 with 64 to 256 threads a program, of a 0.6B model on an H200.
     """
     if block >= 1 << 12:
-        return LaunchShape(1, 8)
+        return SkinnyShape(1, 8)
     if block == 1 << 11:
-        return LaunchShape(1, 4) if gated else LaunchShape(4, 4)
-    return LaunchShape(2, 2) if gated else LaunchShape(4, 1)
+        return SkinnyShape(1, 4) if gated else SkinnyShape(4, 4)
+    return SkinnyShape(2, 2) if gated else SkinnyShape(4, 1)

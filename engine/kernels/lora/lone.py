@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from engine.kernels.lora.stacks import Stacks
-from engine.kernels.skinny import LaunchShape, Norm, gated_with, normed_input
+from engine.kernels.skinny import SkinnyShape, Norm, gated_with, normed_input
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, tl, triton
 
@@ -195,7 +195,7 @@ def _lone_kernel(
     tl.store(out + n, result.to(dtype), mask=here)
 
 
-def lone_shape(block: int, *, gated: bool) -> LaunchShape:
+def lone_shape(block: int, *, gated: bool) -> SkinnyShape:
     """The fast shape of a launch for `block` input features, a power of two.
 
     It is not `skinny.launch_shape`: what programs wait for is on its way while they multiply, so
@@ -204,8 +204,8 @@ def lone_shape(block: int, *, gated: bool) -> LaunchShape:
     at Qwen3-0.6B (`benchmarks.bench_lora_kernels`).
     """
     if block > NARROW:
-        return LaunchShape(2, 4)
-    return LaunchShape(4, 2) if gated else LaunchShape(4, 1)
+        return SkinnyShape(2, 4)
+    return SkinnyShape(4, 2) if gated else SkinnyShape(4, 1)
 
 
 def is_even(stacks: Stacks) -> bool:

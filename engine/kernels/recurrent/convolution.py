@@ -133,7 +133,7 @@ class TileShape(NamedTuple):
     warps: int
 
 
-PROMPT = TileShape(32, 128, 8)
+PROMPT = TileShape(16, 128, 4)
 """Of rows that prefill, whose inputs enter the ring in another kernel. With more threads than
 channels each loads the weights that it needs itself."""
 ENTERING = TileShape(1, 256, 4)
