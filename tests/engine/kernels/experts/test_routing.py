@@ -146,7 +146,8 @@ def test_logits_that_are_no_numbers_choose_distinct_experts(device: str) -> None
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
-    ("num_tokens", "num_experts", "top_k"), [(1, 4, 2), (9, 60, 4), (BLOCK // 2 + 3, 7, 3)]
+    ("num_tokens", "num_experts", "top_k"),
+    [(1, 4, 2), (9, 60, 4), (BLOCK // 2 + 3, 7, 3), (2 * BLOCK + 3, 5, 4)],
 )
 def test_groups(num_tokens: int, num_experts: int, top_k: int, device: str) -> None:
     logits = torch.randn(num_tokens, num_experts, device=device)
