@@ -86,7 +86,7 @@ class Fp8NormedProduct:
     """A `NormedProduct` with a float8 weight.
 
     Args:
-        norm_weight: [in_features], of the dtype of inputs and result.
+        norm_weight: [in_features], as of `rms_norm`.
     """
 
     def __init__(self, norm_weight: torch.Tensor, eps: float, product: Fp8Linear) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
 from msgspec import structs
 
@@ -14,6 +15,8 @@ from engine.submission import EngineDeadError
 from server.context import Context
 from server.http.failures import failed_request, lost_engine
 from server.schema.model_name import adapter_of
+
+Found = TypeVar("Found")
 
 
 async def run_scoring(
@@ -54,6 +57,18 @@ async def run_scoring(
         metrics.e2e.observe(time.perf_counter() - began)
         metrics.prompt_tokens.inc(num_prompt_tokens)
         metrics.prompt_lens.observe(num_prompt_tokens)
+
+
+async def side_by_side(runs: Sequence[Coroutine[Any, Any, Found]]) -> list[Found]:
+    """What several find that run at once; the first that fails ends the others."""
+    if len(runs) == 1:
+        return [await runs[0]]  # without a task of its own
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run) for run in runs]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
+    return [task.result() for task in tasks]
 
 
 async def _submitted(

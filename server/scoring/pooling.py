@@ -15,6 +15,9 @@ from server.text.shared_prefix import common_prefix
 
 MEAN_TOKENS = 8192
 """Tokens whose states are read at once for means: 128 MiB where a state is of 4,096 numbers."""
+LAST_TOKENS = 1 << 16
+"""Tokens of a request whose last states are read: the engine computes one while another is made
+ready and a third one's vectors are written."""
 
 
 class EmbeddingPrompts(NamedTuple):
@@ -32,11 +35,12 @@ class EmbeddingPrompts(NamedTuple):
 
     @classmethod
     def of(cls, token_ids: list[Int32Array], mode: PoolingMode) -> list[EmbeddingPrompts]:
-        """The prompts of texts, for one request after another, in the order of the texts."""
+        """The prompts of texts, for several requests, in the order of the texts."""
         if mode == "mean":
-            return [cls(np.zeros(0, np.int32), group, mode) for group in _groups(token_ids)]
+            groups = _groups(token_ids, MEAN_TOKENS)
+            return [cls(np.zeros(0, np.int32), group, mode) for group in groups]
         prefixed = common_prefix([ids.tolist() for ids in token_ids])
-        return [cls(prefixed.prefix, prefixed.rests)]
+        return [cls(prefixed.prefix, group) for group in _groups(prefixed.rests, LAST_TOKENS)]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -68,12 +72,12 @@ class EmbeddingPrompts(NamedTuple):
         return np.array(rows, dtype=np.float32)
 
 
-def _groups(token_ids: list[Int32Array]) -> Iterator[list[Int32Array]]:
-    """Texts in order, as many together as have `MEAN_TOKENS` tokens, or one that has more."""
+def _groups(token_ids: list[Int32Array], most: int) -> Iterator[list[Int32Array]]:
+    """Texts in order, as many together as have `most` tokens, or one that has more."""
     group: list[Int32Array] = []
     size = 0
     for ids in token_ids:
-        if group and size + len(ids) > MEAN_TOKENS:
+        if group and size + len(ids) > most:
             yield group
             group, size = [], 0
         group.append(ids)

@@ -20,7 +20,7 @@ from server.endpoints.decisions.replies import Json, usage_of
 from server.endpoints.decisions.spec import DecisionPrompts, DecisionReader
 from server.endpoints.decisions.thoughts import Thoughts, think
 from server.endpoints.decisions.wording import WORDING, Wording
-from server.endpoints.run_scoring import run_scoring
+from server.endpoints.run_scoring import run_scoring, side_by_side
 from server.http.account import DecisionCounts, GenerationReport, account_of
 from server.http.disconnect import CancelOnDisconnect
 from server.scoring.frames import ReplyFrame
@@ -140,14 +140,7 @@ async def _scores(
         run_scoring(each.spec.request, each.num_prompt_tokens, context, model=model)
         for each in prompts
     ]
-    if len(runs) == 1:
-        return [await runs[0]]
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(run) for run in runs]
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from failed
-    return [task.result() for task in tasks]
+    return await side_by_side(runs)
 
 
 def _num_full(prompts: Sequence[DecisionPrompts], context: Context) -> int:

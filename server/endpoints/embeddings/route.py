@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Sequence, Sized
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import orjson
@@ -16,7 +18,7 @@ from engine.arrays import Float32Array, Int32Array
 from server.context import Context, context_of
 from server.endpoints.embeddings.schema import EmbeddingsReply, EmbeddingsRequest
 from server.endpoints.plain import PlainRoute
-from server.endpoints.run_scoring import run_scoring
+from server.endpoints.run_scoring import run_scoring, side_by_side
 from server.errors import bad_request, too_long
 from server.http.account import GenerationReport, account_of, reply_id
 from server.http.disconnect import CancelOnDisconnect
@@ -42,35 +44,51 @@ async def embeddings(request: Request) -> Response:
     total = _check(token_ids, context)
     name, account = reply_id("embd-", body.request_id, request.scope), account_of(request.scope)
     with CancelOnDisconnect(request.receive):
-        states, num_cached = await _states(token_ids, body, context)
+        found = await _vectors(token_ids, body, context)
+    num_cached = sum(part.num_cached for part in found)
     account.report = lambda: GenerationReport(
         context.config.model_names[0], name, total, num_cached
     )
-    pooling = context.config.pooling
-    width = pooling.layers[-1].weight.shape[0] if pooling.layers else states.shape[1]
+    rows = list(chain.from_iterable(part.rows for part in found))
+    model = body.model or context.config.model_names[0]
+    return json_reply(await context.worker.run(_reply, rows, model, total))
+
+
+class _Vectors(NamedTuple):
+    """The vectors of some texts, as the reply has them, and tokens that were found computed."""
+
+    rows: list[str] | Float32Array
+    num_cached: int
+
+
+async def _vectors(
+    token_ids: list[Int32Array], body: EmbeddingsRequest, context: Context
+) -> list[_Vectors]:
+    """The vectors of all texts, in order."""
+    mode = context.config.pooling.mode
+    parts = EmbeddingPrompts.of(token_ids, mode)
+    if mode == "mean":  # the states of all tokens take memory
+        return [await _vectors_of(part, body, context) for part in parts]
+    return await side_by_side([_vectors_of(part, body, context) for part in parts])
+
+
+async def _vectors_of(
+    prompts: EmbeddingPrompts, body: EmbeddingsRequest, context: Context
+) -> _Vectors:
+    pooling, run = context.config.pooling, context.worker.run
+    scores = await run_scoring(
+        prompts.request, prompts.num_prompt_tokens, context, model=body.model
+    )
+    assert scores.hidden is not None
+    width = pooling.layers[-1].weight.shape[0] if pooling.layers else scores.hidden.shape[1]
     if body.dimensions is not None and body.dimensions > width:
         raise bad_request(
             "dimensions", f"dimensions must be at most {width}, got {body.dimensions}"
         )
-    vectors = await context.worker.run(pooled, states, body.dimensions, pooling)
-    model = body.model or context.config.model_names[0]
-    raw = await context.worker.run(_reply, vectors, model, total, body.encoding_format == "base64")
-    return json_reply(raw)
-
-
-async def _states(
-    token_ids: list[Int32Array], body: EmbeddingsRequest, context: Context
-) -> tuple[Float32Array, int]:
-    """One state a text, float32 [N, H], and how many tokens were found computed."""
-    states, num_cached = [], 0
-    for prompts in EmbeddingPrompts.of(token_ids, context.config.pooling.mode):
-        scores = await run_scoring(
-            prompts.request, prompts.num_prompt_tokens, context, model=body.model
-        )
-        assert scores.hidden is not None
-        states.append(await context.worker.run(prompts.states, scores.hidden))
-        num_cached += scores.num_cached
-    return np.concatenate(states), num_cached
+    states = await run(prompts.states, scores.hidden)
+    vectors = await run(pooled, states, body.dimensions, pooling)
+    as_base64 = body.encoding_format == "base64"
+    return _Vectors(await run(_base64, vectors) if as_base64 else vectors, scores.num_cached)
 
 
 async def _token_ids(body: EmbeddingsRequest, context: Context) -> list[Int32Array]:
@@ -115,8 +133,11 @@ def _field(index: int, inputs: Sized) -> str:
     return f"input[{index}]" if len(inputs) > 1 else "input"
 
 
-def _reply(vectors: Float32Array, model: str, total: int, as_base64: bool) -> bytes:
-    rows = [base64.b64encode(row.tobytes()).decode() for row in vectors] if as_base64 else vectors
+def _base64(vectors: Float32Array) -> list[str]:
+    return [base64.b64encode(row.tobytes()).decode() for row in vectors]
+
+
+def _reply(rows: Sequence[str | Float32Array], model: str, total: int) -> bytes:
     reply = {
         "object": "list",
         "model": model,

@@ -39,6 +39,18 @@ def test_what_texts_begin_with_alike_is_the_query() -> None:
     assert prompts.num_prompt_tokens == 7
 
 
+def test_many_texts_are_several_requests_of_what_all_begin_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pooling_module, "LAST_TOKENS", 4)
+    texts = [np.array([1, 2, *range(10, 10 + n)], dtype=np.int32) for n in (1, 3, 2, 5, 1)]
+    for index, text in enumerate(texts):
+        text[2] = 20 + index
+    parts = EmbeddingPrompts.of(texts, "last")
+    assert [[len(item) for item in part.items] for part in parts] == [[1, 3], [2], [5], [1]]
+    assert [part.query.tolist() for part in parts] == [[1, 2]] * 4
+
+
 def test_means_read_few_texts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pooling_module, "MEAN_TOKENS", 6)
     texts = [np.arange(n, dtype=np.int32) for n in (2, 4, 1, 9, 3, 3, 1)]

@@ -43,6 +43,22 @@ async def test_one_and_several_texts_and_ids(site: Site) -> None:
     assert reply["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
 
 
+async def test_the_vectors_of_several_requests_are_in_order(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooling_module, "LAST_TOKENS", 2)
+    for encoding_format in ("float", "base64"):
+        given = [[5, 60 + index] for index in range(9)]
+        reply = await post(site, input=given, encoding_format=encoding_format)
+        for index, each in enumerate(reply["data"]):
+            vector = each["embedding"]
+            if encoding_format == "base64":
+                vector = np.frombuffer(base64.b64decode(vector), dtype="<f4")
+            assert each["index"] == index
+            np.testing.assert_allclose(vector, want(60 + index), atol=1e-6)
+    assert reply["usage"]["prompt_tokens"] == 18
+
+
 async def test_base64_and_fewer_dimensions(site: Site) -> None:
     reply = await post(site, input="abc", encoding_format="base64", dimensions=3)
     vector = np.frombuffer(base64.b64decode(reply["data"][0]["embedding"]), dtype="<f4")
