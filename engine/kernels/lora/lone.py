@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from engine.kernels.lora.stacks import Stacks
-from engine.kernels.skinny import SkinnyShape, Norm, gated_with, normed_input
+from engine.kernels.skinny import Norm, SkinnyShape, gated_with, normed_input
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, tl, triton
 
