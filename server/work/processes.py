@@ -18,7 +18,7 @@ import pickle
 import queue
 import resource
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, TypeVar
 
@@ -124,7 +124,7 @@ class BoundedProcess:
 
 
 class ProcessPool:
-    """Calls functions in some processes, which start when they are needed.
+    """Calls functions in some processes, which start when they are needed, or one of them ahead.
 
     Args:
         num_processes: so many calls run at once; one that takes long need not hold up the others.
@@ -146,10 +146,16 @@ class ProcessPool:
         self._setup = setup
         self._memory_bytes = memory_bytes
         self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix=name)
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix=f"{name}, starting")
+        self._ahead: Future[None] | None = None
         self._processes: list[BoundedProcess] = []
         self._idle: queue.LifoQueue[BoundedProcess] = queue.LifoQueue()
         self._num_waiting = 0
         self._is_closed = False
+
+    def start_ahead(self) -> None:
+        """Start a process now, in a thread: the first call would wait seconds for its imports."""
+        self._ahead = self._starter.submit(self._start_idle)
 
     async def run(self, limit_s: float, function: Callable[..., T], *args: Any) -> T:
         """Call a function as `BoundedProcess.call` does; the limit counts from the call's start.
@@ -169,10 +175,7 @@ class ProcessPool:
 
     def _call(self, limit_s: float, function: Callable[..., T], *args: Any) -> T:
         """In a thread: call a process that nobody else calls."""
-        try:
-            process = self._idle.get_nowait()
-        except queue.Empty:
-            process = self._start()
+        process = self._taken()
         try:
             return process.call(limit_s, function, *args)
         finally:
@@ -180,6 +183,19 @@ class ProcessPool:
                 self._idle.put(process)
             else:
                 self._processes.remove(process)
+
+    def _taken(self) -> BoundedProcess:
+        """A process that nobody else calls."""
+        if self._ahead is not None and not self._ahead.done() and self._idle.empty():
+            wait([self._ahead])  # it is there before another would be
+        try:
+            return self._idle.get_nowait()
+        except queue.Empty:
+            return self._start()
+
+    def _start_idle(self) -> None:
+        with contextlib.suppress(CallNotBegunError):  # a call tries again, and says so
+            self._idle.put(self._start())
 
     def _start(self) -> BoundedProcess:
         setup = None if self._setup is None else self._setup()
@@ -196,7 +212,8 @@ class ProcessPool:
     def close(self) -> None:
         """End the processes and threads."""
         self._is_closed = True
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._starter):
+            threads.shutdown(wait=False, cancel_futures=True)
         for process in self._processes:
             process.kill()
 

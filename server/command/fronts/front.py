@@ -80,6 +80,7 @@ class Front:
         self._fronts.enter()
         self._server = make_server(app, context.connections, self._fronts, **options)
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        context.large.start_ahead()
 
     async def ended(self) -> None:
         """Wait until it answers no more; raises what ended it, if anything did."""

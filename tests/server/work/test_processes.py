@@ -210,3 +210,25 @@ async def test_a_process_that_ends_while_it_gets_ready_is_no_call_s_end() -> Non
         assert pool._processes == []
     finally:
         pool.close()
+
+
+async def test_the_first_call_takes_the_process_that_was_started_ahead() -> None:
+    pool = ProcessPool("tests", 2, setup=lambda: Preparation(make_ready, ("ahead",)))
+    try:
+        pool.start_ahead()
+        assert await pool.run(30.0, made) == ["ahead"]
+        assert len(pool._processes) == 1
+    finally:
+        pool.close()
+
+
+async def test_a_start_ahead_that_fails_is_no_call_s_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(processes, "BoundedProcess", StartsOnceMore(OSError("no more processes")))
+    pool = ProcessPool("tests", 1)
+    try:
+        pool.start_ahead()
+        assert await pool.run(30.0, int, "7") == 7
+    finally:
+        pool.close()
