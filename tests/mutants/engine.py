@@ -305,8 +305,8 @@ SCORING = (
     Mutant(
         "positions-read-in-the-order-of-the-step",
         "engine/scoring/packing.py",
-        "np.repeat(ends[np.argsort(order)] - np.cumsum(num_read), num_read)",
-        "np.repeat(ends - np.cumsum(num_read), num_read)",
+        "ends if order is None else ends[np.argsort(order)]",
+        "ends",
         (
             "tests/engine/scoring/test_packing.py"
             "::test_rows_that_share_blocks_come_last_and_positions_are_read_in_order",

@@ -186,8 +186,8 @@ SERVER = (
     Mutant(
         "a-label-s-node-forgets-how-it-was-reached",
         "server/scoring/labels.py",
-        "reached[parent[0]] + by_node[:, parent[0], parent[1]]",
-        "by_node[:, parent[0], parent[1]]",
+        "reached[:, m] + by_node[:, m, j]",
+        "by_node[:, m, j]",
         ("tests/server/scoring/test_labels.py::test_labels_and_others_share_all_the_mass",),
     ),
     Mutant(
