@@ -284,7 +284,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse what cannot keep the promise of `--batch-invariant`."""
         lacks = {
             "--model-impl transformers": self.model.model_impl == "transformers",
-            "--use-flashinfer-sampler 1": self.sampling.flashinfer == "always",
+            "TAILRACE_USE_FLASHINFER_SAMPLER=1": self.sampling.flashinfer == "always",
         }
         for flag, is_given in lacks.items():
             if is_given:

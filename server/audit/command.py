@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from msgspec import structs
 
-from engine.audit.drawn import LogitSource
+from engine.audit.drawn import DrawnChoice, LogitSource
 from engine.config import EngineConfig
 from server.audit.records import Served, read_choices
 from server.audit.report import conclusion, document, header, line, status
@@ -56,12 +57,18 @@ def run_audit(given: dict[str, Any], settings: Settings, config: EngineConfig) -
         print(header(), flush=True)
     from engine.audit.redraw import redraw  # imports torch
 
-    verdicts = []
+    verdicts, known = [], set[tuple[Any, ...]]()
     for choice in choices:
-        if choice.refusal is not None:
-            verdict = Finding(line=choice.line, index=choice.index, refusal=choice.refusal)
+        refusal = choice.refusal or _stranger(choice, source)
+        if refusal is not None:
+            verdict = Finding(line=choice.line, index=choice.index, refusal=refusal)
         else:
             verdict = judge(choice, redraw(choice, source), noise)
+        # The same draw again proves nothing more.
+        draw = (tuple(choice.prompt), repr(choice.params), choice.choice)
+        if draw in known:
+            verdict = structs.replace(verdict, log10_odds=0.0)
+        known.add(draw)
         verdicts.append(verdict)
         if not as_json:
             print(line(verdict), flush=True)
@@ -70,6 +77,14 @@ def run_audit(given: dict[str, Any], settings: Settings, config: EngineConfig) -
     else:
         print(conclusion(verdicts, where, noise))
     return status(verdicts)
+
+
+def _stranger(choice: DrawnChoice, source: LogitSource) -> str | None:
+    """Why a choice cannot be drawn again: it has an id that the model does not have."""
+    for token in (*choice.prompt, *choice.output):
+        if not 0 <= token < source.vocab_size:
+            return f"it has the token id {token}, and the model has ids below {source.vocab_size}"
+    return None
 
 
 def _served(settings: Settings, config: EngineConfig) -> Served:
@@ -95,8 +110,11 @@ def _served(settings: Settings, config: EngineConfig) -> Served:
         return ids_of(bad_words, tokenizer)
 
     speculation = config.speculation
-    keeps_draws = None if speculation is None else speculation.keeps_draws
-    return Served(defaults, eos_token_ids(config.model), words, keeps_draws)
+    keeps_draws, at_rates = None, False
+    if speculation is not None:
+        keeps_draws = speculation.keeps_draws
+        at_rates = speculation.rejection_sample_method == "synthetic"
+    return Served(defaults, eos_token_ids(config.model), words, keeps_draws, at_rates)
 
 
 def _source(

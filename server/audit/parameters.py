@@ -41,8 +41,8 @@ def sampling_params(
     _refuse(body)
     given = {key: value for key, value in {**defaults, **_set(body)}.items() if value is not None}
     values: Json = {name: float(given[name]) for name in NUMBERS if name in given}
-    seed = given.get("seed")
-    if values.get("temperature", 1.0) > 0.0 and seed in (None, -1):
+    seed = None if given.get("seed") in (None, -1) else int(given["seed"])
+    if values.get("temperature", 1.0) > 0.0 and seed is None:
         raise RefusedError("it has no seed: the server drew one, which it does not report")
     ends = () if given.get("ignore_eos") else eos_token_ids
     allowed = given.get("allowed_token_ids")
@@ -50,7 +50,7 @@ def sampling_params(
         return SamplingParams(
             **values,
             top_k=max(int(given.get("top_k", 0)), 0),
-            seed=None if seed == -1 else seed,
+            seed=seed,
             logit_bias={int(key): float(v) for key, v in given.get("logit_bias", {}).items()},
             allowed_token_ids=None if allowed is None else tuple(allowed),
             bad_words=words(given["bad_words"]) if given.get("bad_words") else (),

@@ -24,12 +24,14 @@ class Served(NamedTuple):
         words: token ids of `bad_words`.
         keeps_draws: whether its drafts leave the tokens of a seed as they are; None where it
             drafts nothing.
+        accepts_at_rates: it accepts drafts at given rates ("synthetic"), of greedy rows too.
     """
 
     defaults: Json
     eos_token_ids: tuple[int, ...]
     words: Callable[[list[str]], Any]
     keeps_draws: bool | None
+    accepts_at_rates: bool = False
 
 
 def read_choices(path: Path, served: Served) -> Iterator[DrawnChoice]:
@@ -54,39 +56,49 @@ def _pair(where: str, number: int, line: bytes, served: Served) -> Iterator[Draw
         raise ConfigError(f"{where}: {error}") from None
     if not isinstance(body, dict):
         raise ConfigError(f"{where}: the request is no object")
-    for choice in reply["choices"]:
+    choices = reply.get("choices")
+    if not isinstance(choices, list) or not all(isinstance(each, dict) for each in choices):
+        raise ConfigError(f"{where}: the reply's choices are no list of objects")
+    for choice in choices:
         yield _choice(number, body, reply, choice, served)
 
 
 def _choice(number: int, body: Json, reply: Json, choice: Json, served: Served) -> DrawnChoice:
-    index, n = choice.get("index", 0), body.get("n") or 1
-    place = {"line": number, "index": index, "choice": index % n}
+    index, place = 0, 0
     try:
+        index, n = int(choice.get("index", 0)), int(body.get("n") or 1)
+        place = index % n
         params = sampling_params(body, served.defaults, served.eos_token_ids, served.words)
-        _check_drafts(reply, choice, params, served.keeps_draws)
+        _check_drafts(reply, choice, params, served)
         output = _output(choice)
         return DrawnChoice(
-            **place,
+            line=number,
+            index=index,
+            choice=place,
             prompt=_prompt(body, reply, choice),
             output=output,
             params=params,
             logprobs=_logprobs(body, choice, len(output)),
         )
     except RefusedError as error:
-        nothing = SamplingParams()
-        return DrawnChoice(**place, prompt=[], output=[], params=nothing, refusal=str(error))
+        why = str(error)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        why = f"a field of it is not what its API has there: {error}"
+    nothing = SamplingParams()
+    return DrawnChoice(
+        line=number, index=index, choice=place, prompt=[], output=[], params=nothing, refusal=why
+    )
 
 
-def _check_drafts(
-    reply: Json, choice: Json, params: SamplingParams, keeps_draws: bool | None
-) -> None:
+def _check_drafts(reply: Json, choice: Json, params: SamplingParams, served: Served) -> None:
     """Raise `RefusedError` where tokens depend on drafts, which no reply has."""
     drafted = bool((reply.get("metrics") or {}).get("num_drafts")) or any(
         origin != "drawn" for origin in choice.get("token_origins") or ()
     )
-    if not drafted or params.greedy or keeps_draws:
+    keeps_draws = served.keeps_draws or (params.greedy and not served.accepts_at_rates)
+    if not drafted or keeps_draws:
         return
-    if keeps_draws is None:
+    if served.keeps_draws is None:
         raise RefusedError("it was drawn with drafts: give the server's --speculative-config")
     raise RefusedError(
         'drafts were sampled ("gumbel") or accepted at a rate ("synthetic"): tokens depend on '
@@ -102,13 +114,20 @@ def _output(choice: Json) -> list[int]:
 
 
 def _prompt(body: Json, reply: Json, choice: Json) -> list[int]:
-    """The prompt's ids: of the choice, of a chat's reply, or of the body."""
-    for prompt in (choice.get("prompt_token_ids"), reply.get("prompt_token_ids")):
-        if prompt:
-            return [int(token) for token in prompt]
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
-        return prompt
+    """The prompt's ids: of the choice, of a chat's reply, or of the body.
+
+    Raises:
+        RefusedError: there are none, or they are not the ids that were asked.
+    """
+    asked = body.get("prompt")
+    if not isinstance(asked, list) or not all(isinstance(token, int) for token in asked):
+        asked = None
+    for given in (choice.get("prompt_token_ids"), reply.get("prompt_token_ids"), asked):
+        if given:
+            prompt = [int(token) for token in given]
+            if asked and prompt != asked and body.get("truncate_prompt_tokens") is None:
+                raise RefusedError("its prompt_token_ids are not the ids that were asked")
+            return prompt
     raise RefusedError("it has no prompt_token_ids: ask with return_token_ids")
 
 

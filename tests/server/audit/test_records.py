@@ -12,7 +12,7 @@ from engine.errors import ConfigError
 from sampling.params import SamplingParams
 from server.audit.parameters import sampling_params
 from server.audit.records import read_choices
-from tests.server.audit.files import Json, completion, read, served
+from tests.server.audit.files import Json, completion, read, served, write
 
 SEEDED = {"prompt": "x", "seed": 5}
 
@@ -196,3 +196,43 @@ def test_other_lines_are_refused(line: bytes, words: str, tmp_path: Path) -> Non
         list(read_choices(path, served()))
     with pytest.raises(ConfigError, match="cannot be read"):
         list(read_choices(tmp_path / "none.jsonl", served()))
+
+
+@pytest.mark.parametrize(
+    ("body", "choice"),
+    [
+        ({}, {"index": "x"}),
+        ({"n": "two"}, {}),
+        ({"seed": "five"}, {}),
+        ({"temperature": "warm"}, {}),
+        ({"logit_bias": [1]}, {}),
+        ({}, {"token_ids": ["a"]}),
+        ({}, {"prompt_token_ids": [{}]}),
+    ],
+)
+def test_what_is_malformed_is_refused_and_leaves_other_lines_theirs(
+    tmp_path: Path, body: Json, choice: Json
+) -> None:
+    broken = completion([1])
+    broken["choices"][0] |= choice
+    path = write(
+        tmp_path / "file.jsonl", ({**SEEDED, **body}, broken), (SEEDED, completion([1, 2]))
+    )
+    first, second = read_choices(path, served())
+    assert first.refusal is not None
+    assert (second.line, second.output, second.refusal) == (2, [1, 2], None)
+
+
+def test_ids_that_were_asked_are_those_of_the_reply(tmp_path: Path) -> None:
+    (choice,) = read(tmp_path, {"prompt": [7, 8], "seed": 5}, completion([1]))
+    assert choice.refusal is None
+    (choice,) = read(tmp_path, {"prompt": [7, 9], "seed": 5}, completion([1]))
+    assert choice.refusal == "its prompt_token_ids are not the ids that were asked"
+
+
+def test_drafts_accepted_at_a_rate_are_refused_for_greedy_rows_too(tmp_path: Path) -> None:
+    reply, body = completion([1], metrics={"num_drafts": 3}), {"prompt": "x", "temperature": 0}
+    for at_rates in (False, True):
+        given = {"keeps_draws": False, "accepts_at_rates": at_rates}
+        (choice,) = read(tmp_path, body, reply, **given)
+        assert (choice.refusal is not None) == at_rates
