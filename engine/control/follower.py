@@ -168,7 +168,8 @@ class CommandFollower:
         """
         num_updates, version = self.state.num_updates + 1, self.state.weight_version
         if self._target == "model":
-            version = str(num_updates) if command.version is None else command.version
+            following = max(num_updates, (_number(version) or 0) + 1)
+            version = str(following) if command.version is None else command.version
             self._num_lacking = max(0, self._num_lacking - report.num_weights)
         drafter = self._drafter_after(command, report)
         self._engine.switch_drafts(off=drafter == "off")
@@ -193,7 +194,16 @@ class CommandFollower:
     def _check_version(self, version: str) -> None:
         """Refuse a number below the number that the weights have."""
         now = self.state.weight_version
-        if version.isdecimal() and now.isdecimal() and int(version) < int(now):
+        number, present = _number(version), _number(now)
+        if number is not None and present is not None and number < present:
             raise WeightUpdateError(
                 f"weight version {version} is before {now}, the present one", "version_backwards"
             )
+
+
+def _number(version: str) -> int | None:
+    """The number that a version is; None for a name."""
+    try:
+        return int(version)
+    except ValueError:
+        return None

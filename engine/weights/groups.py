@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from engine.contracts.named_weights import TensorInfo
 from engine.contracts.weights import InitGroup, WeightUpdateError
 from engine.errors import first_line
+from engine.weights.deadline import within
 from engine.weights.described import Broadcast, described_tensors
 from engine.weights.nccl import NcclGroup
 from sampling.device.ranks import RankExchange
@@ -40,7 +41,7 @@ class TorchGroup:
         timeout = timedelta(seconds=command.timeout_s)
         address = f"tcp://{command.master_address}:{command.master_port}"
         meet = rendezvous(address, rank, command.world_size, timeout=timeout)
-        store, rank, size = next(iter(meet))
+        store, rank, size = within(command.timeout_s, lambda: next(iter(meet)))
         store.set_timeout(timeout)
         distributed: Any = distributed_c10d
         group, _ = distributed._new_process_group_helper(
@@ -116,7 +117,7 @@ class WeightGroups:
                 if command.forms_as == "vllm" and backend == "nccl"
                 else TorchGroup(command, rank, backend)
             )
-        except (RuntimeError, ValueError, dist.DistError) as error:
+        except (RuntimeError, TimeoutError, ValueError, dist.DistError) as error:
             raise WeightUpdateError(
                 f"group {command.name!r} of {command.world_size} did not form at "
                 f"{command.master_address}:{command.master_port} within {command.timeout_s:g} s: "

@@ -10,12 +10,14 @@ import ctypes
 import io
 import pickle
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from engine.contracts.weights import InitGroup, WeightUpdateError
+from engine.weights.deadline import within
 
 KEY = "broadcast_from/0/0"
 """Of the first object that rank 0 broadcasts."""
@@ -46,7 +48,7 @@ def unique_id(command: InitGroup) -> UniqueId:
 
     Raises:
         WeightUpdateError: it is not an id.
-        DistError: nobody serves it in time.
+        DistError, TimeoutError: nobody serves it in time.
     """
     if command.unique_id is not None:
         if len(command.unique_id) != ID_BYTES:
@@ -55,6 +57,15 @@ def unique_id(command: InitGroup) -> UniqueId:
                 "bad_source",
             )
         return UniqueId.from_buffer_copy(command.unique_id)
+    served = within(command.timeout_s, partial(_served, command))
+    own = _IdUnpickler(io.BytesIO(served)).load()
+    if not isinstance(own, UniqueId):
+        raise WeightUpdateError("the group's id is no NCCL id", "bad_source")
+    return own
+
+
+def _served(command: InitGroup) -> bytes:
+    """The pickle of the id that rank 0 serves."""
     distributed: Any = dist  # its stubs are not whole
     store = distributed.TCPStore(
         command.master_address,
@@ -64,10 +75,8 @@ def unique_id(command: InitGroup) -> UniqueId:
         timeout=timedelta(seconds=command.timeout_s),
         use_libuv=False,
     )
-    own = _IdUnpickler(io.BytesIO(store.get(KEY))).load()
-    if not isinstance(own, UniqueId):
-        raise WeightUpdateError("the group's id is no NCCL id", "bad_source")
-    return own
+    served: bytes = store.get(KEY)
+    return served
 
 
 class NcclGroup:

@@ -333,10 +333,14 @@ def test_an_update_changes_version_tag_and_count() -> None:
     assert "" != state.weight_tag != later.weight_tag
     assert loop.inbox.versions[1, 0][:2] == ["default", "7"]
     assert loop.inbox.tokens[1, 0] == reference([5, 6, 7], 8, (), 0), "it went on by itself"
-    loop.send(RunWeights(weights=FinishUpdate(version="8")))
-    assert loop.last().code == "version_backwards"
-    assert loop.commands.state == later
-    assert FinishUpdate(version="8") not in loop.runner.weight_commands
+    for version in ("8", " 8", "08", "-1"):
+        loop.send(RunWeights(weights=FinishUpdate(version=version)))
+        assert loop.last().code == "version_backwards"
+        assert loop.commands.state == later
+        assert FinishUpdate(version=version) not in loop.runner.weight_commands
+    loop.send(RunWeights(weights=FinishUpdate()))
+    loop.settle()
+    assert loop.commands.state.weight_version == "10", "not 3, the number of updates"
 
 
 DRAFTING = DraftRules(num_tokens=3, max_rows=9, has_cache=True, draws_differ=True)
