@@ -64,11 +64,10 @@ def run_audit(given: dict[str, Any], settings: Settings, config: EngineConfig) -
             verdict = Finding(line=choice.line, index=choice.index, refusal=refusal)
         else:
             verdict = judge(choice, redraw(choice, source), noise)
-        # The same draw again proves nothing more.
-        draw = (tuple(choice.prompt), repr(choice.params), choice.choice)
-        if draw in known:
-            verdict = structs.replace(verdict, log10_odds=0.0)
-        known.add(draw)
+            draw = (tuple(choice.prompt), repr(choice.params), choice.choice)
+            if draw in known:  # the same draw again proves nothing more
+                verdict = structs.replace(verdict, log10_odds=0.0)
+            known.add(draw)
         verdicts.append(verdict)
         if not as_json:
             print(line(verdict), flush=True)

@@ -28,7 +28,7 @@ MAX_TOKENS = 128
 FEW = 64
 """Most tokens that our own kernel takes where the library has a product to offer."""
 ALIGNED, SCALES_ALIGNED = 4, 4
-"""The library takes tokens by as many."""
+"""The library takes tokens by as many, and a weight's scales of inputs."""
 
 
 class Fp8BlockLinear:
