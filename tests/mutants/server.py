@@ -51,8 +51,8 @@ SERVER = (
     Mutant(
         "an-audit-numbers-choices-over-all-prompts",
         "server/audit/records.py",
-        '"choice": index % n',
-        '"choice": index',
+        "place = index % n",
+        "place = index",
         ("tests/server/audit/test_records.py::test_choices_are_numbered_within_their_prompt",),
     ),
     Mutant(
