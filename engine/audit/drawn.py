@@ -12,6 +12,9 @@ import numpy.typing as npt
 from engine.arrays import Float32Array
 from sampling.params import SamplingParams
 
+Reported = list[tuple[int, float]]
+"""Ids and raw logprobs, in nats, as a reply has them of one position; -9999 stands for -inf."""
+
 
 class DrawnChoice(msgspec.Struct, frozen=True, kw_only=True):
     """One choice of a reply, with what decided its tokens.
@@ -23,7 +26,7 @@ class DrawnChoice(msgspec.Struct, frozen=True, kw_only=True):
         prompt: token ids.
         output: token ids that were drawn, in order.
         params: the request's, with a seed unless greedy.
-        logprobs: raw logprobs of the drawn tokens as the reply has them; None where it has none.
+        logprobs: what the reply reports of each drawn token's position; None where it does not.
         refusal: why it cannot be audited; None where it can.
     """
 
@@ -33,7 +36,7 @@ class DrawnChoice(msgspec.Struct, frozen=True, kw_only=True):
     prompt: list[int]
     output: list[int]
     params: SamplingParams
-    logprobs: list[float] | None = None
+    logprobs: list[Reported] | None = None
     refusal: str | None = None
 
 
@@ -47,7 +50,7 @@ class Redrawn(msgspec.Struct, frozen=True, kw_only=True):
         noise: how far logits must be off, each by at most so many nats, for the reply's token to be
             drawn: 0 where it is the derived one, inf where no error of logits explains it.
         logprob: of the reply's token after all processing; 0 where greedy.
-        raw_logprob: of it before any.
+        gap: the largest difference of reported raw logprobs from those of these logits, in nats.
     """
 
     position: int
@@ -55,13 +58,14 @@ class Redrawn(msgspec.Struct, frozen=True, kw_only=True):
     derived: int
     noise: float
     logprob: float
-    raw_logprob: float
+    gap: float = 0.0
 
 
 class LogitSource(Protocol):
     """Says which logits the audited model gives."""
 
     vocab_size: int
+    max_model_len: int
     dtype: str
 
     def logits(self, token_ids: list[int], start: int) -> Iterator[Float32Array]:

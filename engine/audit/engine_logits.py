@@ -32,6 +32,7 @@ class EngineLogits:
         self._engine = build_engine(structs.replace(config, speculation=None))
         gc.unfreeze()  # the engine lives no longer than the audit
         self.vocab_size = self._engine.info.vocab_size
+        self.max_model_len = self._engine.info.max_model_len
         self.dtype = self._engine.info.dtype
 
     def logits(self, token_ids: list[int], start: int) -> Iterator[Float32Array]:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.audit.distribution import Bools, bounds, edited, kept
-from engine.audit.drawn import DrawnChoice, LogitSource, Redrawn
+from engine.audit.drawn import DrawnChoice, LogitSource, Redrawn, Reported
 from sampling import reference
 from sampling.noise import LEVEL_TILE, LEVEL_TOKEN, TILE, Purpose, stream
 from sampling.reference import Floats
@@ -18,6 +18,8 @@ from sampling.reference import Floats
 MOST_SLACK = 64.0
 """Errors of logits over T beyond it are not looked for."""
 BISECTIONS = 40
+UNLIKELY = -9999.0
+"""What JSON has in place of -inf."""
 
 
 def redraw(choice: DrawnChoice, source: LogitSource) -> list[Redrawn]:
@@ -39,7 +41,6 @@ def _token(choice: DrawnChoice, raw: npt.NDArray[np.float32], num_output: int) -
     params, token = choice.params, choice.output[num_output]
     logits = edited(raw, params, choice.prompt, choice.output[:num_output])
     position = len(choice.prompt) + num_output
-    raw_logprob = float(raw[token] - _log_sum(raw.astype(np.float64)))
     if params.greedy:
         derived, logprob = int(logits.argmax()), 0.0
         noise = float(logits.max() - logits[token]) / 2
@@ -62,8 +63,15 @@ def _token(choice: DrawnChoice, raw: npt.NDArray[np.float32], num_output: int) -
         derived=derived,
         noise=noise,
         logprob=logprob,
-        raw_logprob=raw_logprob,
+        gap=0.0 if choice.logprobs is None else _gap(choice.logprobs[num_output], raw),
     )
+
+
+def _gap(reported: Reported, raw: npt.NDArray[np.float32]) -> float:
+    """How far reported raw logprobs are from those of the logits at most, in nats."""
+    log_sum = _log_sum(raw.astype(np.float64))
+    pairs = ((max(value, UNLIKELY), float(raw[token]) - log_sum) for token, value in reported)
+    return max((abs(value - max(own, UNLIKELY)) for value, own in pairs), default=0.0)
 
 
 class _Race:

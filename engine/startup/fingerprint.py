@@ -40,9 +40,9 @@ WITHOUT_EFFECT = frozenset(
 PLACES = {
     "model": {"model", "revision", "device", "trust_remote_code"},
     "speculation": {"model", "revision"},
-    "sampling": {"seed"},
+    "sampling": {"seed", "max_logprobs"},
 }
-"""Of parts of the configuration, what says where a model is, or what requests would else say."""
+"""Of parts of the configuration, what says where a model is, or what requests may ask for."""
 
 
 class Fingerprint:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -79,8 +80,12 @@ def run_audit(given: dict[str, Any], settings: Settings, config: EngineConfig) -
 
 
 def _stranger(choice: DrawnChoice, source: LogitSource) -> str | None:
-    """Why a choice cannot be drawn again: it has an id that the model does not have."""
-    for token in (*choice.prompt, *choice.output):
+    """Why a choice cannot be drawn again: it has ids, or more of them, than the model does."""
+    count, most = len(choice.prompt) + len(choice.output), source.max_model_len
+    if count > most:
+        return f"it has {count} tokens with its prompt, and --max-model-len is {most}"
+    reported = (token for row in choice.logprobs or () for token, _ in row)
+    for token in itertools.chain(choice.prompt, choice.output, reported):
         if not 0 <= token < source.vocab_size:
             return f"it has the token id {token}, and the model has ids below {source.vocab_size}"
     return None
@@ -113,7 +118,14 @@ def _served(settings: Settings, config: EngineConfig) -> Served:
     if speculation is not None:
         keeps_draws = speculation.keeps_draws
         at_rates = speculation.rejection_sample_method == "synthetic"
-    return Served(defaults, eos_token_ids(config.model), words, keeps_draws, at_rates)
+    return Served(
+        defaults=defaults,
+        eos_token_ids=eos_token_ids(config.model),
+        words=words,
+        keeps_draws=keeps_draws,
+        logprobs_mode=http.logprobs_mode,
+        accepts_at_rates=at_rates,
+    )
 
 
 def _source(

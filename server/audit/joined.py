@@ -1,4 +1,4 @@
-"""Streams as the replies they join to, as far as tokens and their logprobs go."""
+"""Streams as the replies they join to, as far as tokens and their logprobs go, arrays as lists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from typing import Any
 
 import orjson
 
+from server.text.packed import unpacked
+
 Json = dict[str, Any]
+
+
+PACKED = {"dtype", "shape", "data"}
+"""The keys of a packed array."""
 
 
 class UnreadableReplyError(ValueError):
@@ -14,7 +20,7 @@ class UnreadableReplyError(ValueError):
 
 
 def joined(reply: Any) -> Json:
-    """The reply itself, or that which a stream's chunks join to.
+    """The reply itself, or that which a stream's chunks join to; packed logprobs are lists.
 
     Args:
         reply: an object, a list of chunks, or a stream's text with its `data:` lines.
@@ -34,7 +40,7 @@ def joined(reply: Any) -> Json:
         )
     if not isinstance(reply.get("choices"), list):
         raise UnreadableReplyError("the reply has no choices")
-    return reply
+    return {**reply, "choices": [_listed(choice) for choice in reply["choices"]]}
 
 
 def events(text: str) -> list[Json]:
@@ -51,16 +57,34 @@ def _join(chunks: list[Any]) -> Json:
             raise UnreadableReplyError("a chunk is no object")
         whole |= {key: value for key, value in chunk.items() if key != "choices" and value}
         for part in chunk.get("choices") or []:
-            _extend(choices.setdefault(part["index"], {"index": part["index"]}), part)
+            _extend(choices.setdefault(part["index"], {"index": part["index"]}), _listed(part))
     return {**whole, "choices": [choices[index] for index in sorted(choices)]}
 
 
-def _extend(choice: Json, part: Json) -> None:
-    """Add a chunk's part to its choice: lists go on, what has a value later replaces."""
+def _listed(value: Any) -> Any:
+    """A choice whose packed arrays are lists."""
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == PACKED:
+        try:
+            return unpacked(value).tolist()
+        except (LookupError, TypeError, ValueError) as error:
+            raise UnreadableReplyError(f"a packed array is malformed: {error}") from None
+    return {key: _listed(own) for key, own in value.items()}
+
+
+def _extend(choice: Json, part: Json, repeated: str = "prompt_token_ids") -> None:
+    """Add a chunk's part to its choice: lists go on, what has a value later replaces.
+
+    Args:
+        repeated: the list that each chunk has whole.
+    """
     for key, value in part.items():
         if key == "logprobs" and isinstance(value, dict):
-            _extend(choice.setdefault("logprobs", {}), value)
-        elif isinstance(value, list) and key != "prompt_token_ids":
+            _extend(choice.setdefault(key, {}), value)
+        elif key == "logprob_token_ids" and isinstance(value, dict):
+            _extend(choice.setdefault(key, {}), value, "token_ids")
+        elif isinstance(value, list) and key != repeated:
             choice[key] = [*choice.get(key, ()), *value]
         elif value is not None:
             choice[key] = value

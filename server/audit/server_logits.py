@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from engine.arrays import Float32Array
 from engine.audit.drawn import spread
 from engine.errors import ConfigError
 from server.remote import Remote
+from server.text.packed import unpacked
 
 MOST_VALUES = 2**21
 """Logits asked for at a time: a reply of 22 MiB."""
@@ -28,11 +25,12 @@ class ServerLogits:
 
     def __init__(self, remote: Remote, model: str | None) -> None:
         info = remote.get("/server_info").json()
-        if not isinstance(info, dict) or "vocab_size" not in info:
-            raise ConfigError(
-                f"{remote.url}/server_info does not say its vocab_size; see --base-url"
-            )
+        for name in ("vocab_size", "max_model_len"):
+            if not isinstance(info, dict) or name not in info:
+                words = f"{remote.url}/server_info does not say its {name}; see --base-url"
+                raise ConfigError(words)
         self.vocab_size: int = info["vocab_size"]
+        self.max_model_len: int = info["max_model_len"]
         self.dtype: str = info.get("dtype", "")
         self._remote, self._model = remote, model
 
@@ -63,7 +61,7 @@ class ServerLogits:
         choice = content["choices"][0]
         for part in (choice.get("prompt_logprobs"), choice["logprobs"]):
             if part is not None:
-                ids, values = _array(part["top_token_ids"]), _array(part["top_logprobs"])
+                ids, values = unpacked(part["top_token_ids"]), unpacked(part["top_logprobs"])
                 yield from spread(ids, values, self.vocab_size)
 
 
@@ -72,8 +70,3 @@ def _message(content: Any) -> str:
     message = str(error.get("message")) if isinstance(error, dict) else "no reason given"
     hint = " (the server needs --max-logprobs -1)" if "logprobs" in message else ""
     return message + hint
-
-
-def _array(packed: dict[str, Any]) -> npt.NDArray[Any]:
-    data = base64.b64decode(packed["data"])
-    return np.frombuffer(data, dtype=packed["dtype"]).reshape(packed["shape"])

@@ -101,8 +101,7 @@ def judge(choice: DrawnChoice, tokens: Sequence[Redrawn], noise: float) -> Findi
     first = wrong[0] if wrong else None
     gap = None
     if choice.logprobs is not None:
-        pairs = zip(choice.logprobs, tokens, strict=True)
-        gap = max((abs(value - token.raw_logprob) for value, token in pairs), default=0.0)
+        gap = max((token.gap for token in tokens), default=0.0)
     log_odds = 0.0
     if not choice.params.greedy:
         slack = allowed / temperature

@@ -35,6 +35,19 @@ def packed(array: npt.NDArray[Any], dtype: PackedDtype = "float32") -> dict[str,
     return {"dtype": little.dtype.str, "shape": list(array.shape), "data": base64_of(little)}
 
 
+def unpacked(array: dict[str, Any]) -> npt.NDArray[Any]:
+    """The array that `packed` made an object of, bfloat16 as float32.
+
+    Raises:
+        LookupError, TypeError, ValueError: it is no such object.
+    """
+    data = base64.b64decode(array["data"], validate=True)
+    if array["dtype"] == "bfloat16":
+        bits = np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16
+        return bits.view(np.float32).reshape(array["shape"])
+    return np.frombuffer(data, dtype=array["dtype"]).reshape(array["shape"])
+
+
 def base64_of(array: npt.NDArray[Any]) -> str:
     """The numbers of an array as base64, as they are in memory, the last index running fastest."""
     return base64.b64encode(np.ascontiguousarray(array).data).decode("ascii")

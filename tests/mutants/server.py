@@ -49,6 +49,16 @@ SERVER = (
         ),
     ),
     Mutant(
+        "an-audit-passes-over-top-lists",
+        "server/audit/reported.py",
+        'ids, values = shown.get("top_token_ids") or (), shown.get("top_logprobs") or ()',
+        "ids, values = (), ()",
+        (
+            "tests/server/audit/test_reported.py"
+            "::test_every_form_has_the_drawn_tokens_and_the_top_ones",
+        ),
+    ),
+    Mutant(
         "an-audit-numbers-choices-over-all-prompts",
         "server/audit/records.py",
         "place = index % n",

@@ -37,17 +37,57 @@ def server() -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def pairs(server: Server) -> list[Json]:
     """Requests and replies, joined or as the stream came."""
-    made = []
-    for path, body in (
-        *(("completions", body) for body in (COMPLETION, FILTERED, EDITED)),
-        *(("chat/completions", {**CHAT, "temperature": 2.0, "stream": s}) for s in (False, True)),
-    ):
-        whole = {**body, "return_token_ids": True}
-        reply = httpx.post(f"{server.url}/v1/{path}", json=whole, timeout=60)
-        assert reply.status_code == 200, reply.text
-        response = reply.text if body.get("stream") else reply.json()
-        made.append({"request": whole, "response": response})
-    return made
+    chats = [{**CHAT, "temperature": 2.0, "stream": stream} for stream in (False, True)]
+    return [
+        *(asked(server, "completions", body) for body in (COMPLETION, FILTERED, EDITED)),
+        *(asked(server, "chat/completions", body) for body in chats),
+    ]
+
+
+CHAT_SHAPES: tuple[Json, ...] = (
+    {},
+    {"stream": True},
+    {"logprobs_format": "packed"},
+    {"logprobs_format": "packed", "stream": True},
+)
+SHAPES: tuple[Json, ...] = (
+    *CHAT_SHAPES,
+    {"logprob_token_ids": [3, 17]},
+    {"logprob_token_ids": [3, 17], "stream": True, "logprobs_format": "packed"},
+    {"echo": True},
+    {"echo": True, "logprobs_format": "packed"},
+    {"stop": ["r", "e"]},
+    {"stop": ["r", "e"], "stream": True},
+    {"ignore_eos": True, "return_tokens_as_token_ids": True},
+)
+
+
+def test_logprobs_are_compared_in_every_form(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One value off by 0.01 in the top lists is caught, wherever a reply has them."""
+    completions = [{**FILTERED, "stream": False, "logprobs": 3, **shape} for shape in SHAPES]
+    chats = [{**CHAT, "logprobs": True, "top_logprobs": 2, **shape} for shape in CHAT_SHAPES]
+    made = [
+        *(asked(server, "completions", body) for body in completions),
+        *(asked(server, "chat/completions", body) for body in chats),
+    ]
+    status, report = audit(made, tmp_path, capsys)
+    assert status == 0, report
+    assert all(0 < choice["logprob_gap"] < 1e-4 for choice in report["choices"])
+    changed = copy.deepcopy(made[0])
+    tops = changed["response"]["choices"][0]["logprobs"]["top_logprobs"][2]
+    tops[min(tops, key=tops.get)] += 0.01
+    status, report = audit([changed], tmp_path, capsys)
+    assert (status, report["choices"][0]["unexplained"]) == (1, 0)
+
+
+def asked(server: Server, path: str, body: Json) -> Json:
+    """A request that asks for ids, and its reply, as text where it is a stream."""
+    whole = {**body, "return_token_ids": True}
+    reply = httpx.post(f"{server.url}/v1/{path}", json=whole, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return {"request": whole, "response": reply.text if body.get("stream") else reply.json()}
 
 
 def audit(

@@ -113,12 +113,12 @@ def _results(
         if with_model:
             yield from model_checks(config, reference, exchange)
         del reference
+        if with_model and config.model.batch_invariant:  # what was asked for comes first
+            yield from invariance_results(config, invariant_parts(config))
+            gc.unfreeze()  # its engines live no longer than their checks
         yield from sampler_results(config, device, quick, seed, exchange)
         if with_model:
             yield model_frequencies(config, seed, ranks)
-        if with_model and config.model.batch_invariant:
-            yield from invariance_results(config, invariant_parts(config))
-            gc.unfreeze()  # as above
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from engine.arrays import Float32Array
 from engine.audit.distribution import bounds, edited, kept
-from engine.audit.drawn import DrawnChoice, Redrawn
+from engine.audit.drawn import DrawnChoice, Redrawn, Reported
 from engine.audit.redraw import redraw
 from sampling import reference
 from sampling.noise import Purpose
@@ -26,7 +26,7 @@ class Given:
     dtype = "float32"
 
     def __init__(self, *rows: Float32Array) -> None:
-        self.vocab_size = len(rows[0])
+        self.vocab_size, self.max_model_len = len(rows[0]), 99
         self._rows = rows
 
     def logits(self, token_ids: list[int], start: int) -> Iterator[Float32Array]:
@@ -186,7 +186,32 @@ def test_logprobs_are_those_of_what_is_left() -> None:
     raw = np.log(np.array([0.5, 0.3, 0.15, 0.05], dtype=np.float32))
     found = one(raw, SamplingParams(seed=1, top_k=2), 1)
     assert found.logprob == pytest.approx(np.log(0.3 / 0.8), abs=1e-6)
-    assert found.raw_logprob == pytest.approx(np.log(0.3), abs=1e-6)
+    assert found.gap == 0.0
+
+
+@pytest.mark.parametrize(
+    ("reported", "gap"),
+    [
+        ([(1, np.log(0.3))], 0.0),
+        ([(1, np.log(0.3)), (0, np.log(0.5) - 0.25)], 0.25),
+        ([(1, np.log(0.3)), (4, -9999.0), (4, -np.inf)], 0.0),
+        ([(4, -20.0)], 9979.0),
+        ([], 0.0),
+    ],
+)
+def test_reported_logprobs_are_compared_with_the_raw_ones(reported: Reported, gap: float) -> None:
+    with np.errstate(divide="ignore"):
+        raw = np.log(np.array([0.5, 0.3, 0.15, 0.05, 0.0], dtype=np.float32)) + np.float32(1.5)
+    drawn = DrawnChoice(
+        line=1,
+        index=0,
+        choice=0,
+        prompt=[1],
+        output=[1],
+        params=SamplingParams(seed=1, temperature=0.5, top_k=2),
+        logprobs=[reported],
+    )
+    assert redraw(drawn, Given(raw))[0].gap == pytest.approx(gap, abs=1e-6)
 
 
 def test_the_reference_race_is_the_same() -> None:

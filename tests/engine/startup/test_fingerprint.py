@@ -86,6 +86,7 @@ def test_settings_that_compute_are_in_it(given: dict[str, Any], folder: Path) ->
     [
         {"log_level": "debug", "log_format": "json", "report_times": True, "step_timeout_s": 9.0},
         {"sampling": SamplingConfig(seed=4)},
+        {"sampling": SamplingConfig(max_logprobs=-1)},
         {"model": {"device": "cpu"}},
     ],
 )

@@ -46,11 +46,13 @@ def test_defaults_of_the_server_hold_where_a_field_is_left_out(tmp_path: Path) -
 
 
 def test_a_chat_has_its_prompt_at_the_top_and_its_logprobs_by_token(tmp_path: Path) -> None:
-    tokens = [{"token_id": 4, "logprob": -0.5, "rank": 1, "part": "content"}]
-    choice = {"index": 0, "message": {}, "token_ids": [4], "logprobs": {"tokens": tokens}}
+    tokens = [{"token_id": 4, "logprob": -0.5, "rank": 1, "part": "markup"}]
+    logprobs = {"tokens": tokens, "content": []}
+    choice = {"index": 0, "message": {}, "token_ids": [4], "logprobs": logprobs}
     reply = {"prompt_token_ids": [1, 2, 3], "choices": [choice]}
     (found,) = read(tmp_path, {"messages": [], "seed": 1}, reply)
-    assert (found.prompt, found.output, found.logprobs) == ([1, 2, 3], [4], [-0.5])
+    assert (found.prompt, found.output) == ([1, 2, 3], [4])
+    assert found.logprobs == [[(4, -0.5), (4, -0.5)]]
 
 
 def chunks() -> list[Json]:
@@ -71,16 +73,10 @@ def test_streams_are_joined(as_text: bool, tmp_path: Path) -> None:
     choices = read(tmp_path, {**SEEDED, "n": 2, "stream": True}, reply)
     assert [choice.output for choice in choices] == [[4, 5, 6], [9]]
     assert [choice.prompt for choice in choices] == [[7, 8]] * 2
-    assert [choice.logprobs for choice in choices] == [[-0.1, -0.2, -0.3], None]
-
-
-def test_logprobs_of_another_mode_or_with_echo_are_left_out(tmp_path: Path) -> None:
-    reply = completion([1])
-    reply["choices"][0]["logprobs"] = {"token_logprobs": [-1.0], "mode": "processed_logprobs"}
-    assert read(tmp_path, SEEDED, reply)[0].logprobs is None
-    reply["choices"][0]["logprobs"]["mode"] = "raw_logprobs"
-    assert read(tmp_path, SEEDED, reply)[0].logprobs == [-1.0]
-    assert read(tmp_path, {**SEEDED, "echo": True}, reply)[0].logprobs is None
+    first, second = (choice.logprobs for choice in choices)
+    assert first is not None
+    assert [row[0] for row in first] == [(4, -0.1), (5, -0.2), (6, -0.3)]
+    assert second is None
 
 
 @pytest.mark.parametrize(
@@ -178,7 +174,8 @@ def test_ids_that_were_not_asked_for_are_missed_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (b"{", 'line 2: it must be an object with "request" and "response"'),
+        (b"{", "line 2: it is no JSON"),
+        (b'{"request": {"temperature": NaN}, "response": 5}', "no JSON, which has no NaN"),
         (b'{"request": {}}', 'line 2: it must be an object with "request" and "response"'),
         (b'{"request": {}, "response": 5}', "line 2: the reply is no object"),
         (
@@ -193,6 +190,9 @@ def test_other_lines_are_refused(line: bytes, words: str, tmp_path: Path) -> Non
     path = tmp_path / "file.jsonl"
     path.write_bytes(b"\n" + line + b"\n")
     with pytest.raises(ConfigError, match=words):
+        list(read_choices(path, served()))
+    path.write_bytes(b" \n")
+    with pytest.raises(ConfigError, match="is empty"):
         list(read_choices(path, served()))
     with pytest.raises(ConfigError, match="cannot be read"):
         list(read_choices(tmp_path / "none.jsonl", served()))
@@ -236,3 +236,33 @@ def test_drafts_accepted_at_a_rate_are_refused_for_greedy_rows_too(tmp_path: Pat
         given = {"keeps_draws": False, "accepts_at_rates": at_rates}
         (choice,) = read(tmp_path, body, reply, **given)
         assert (choice.refusal is not None) == at_rates
+
+
+@pytest.mark.parametrize(
+    ("body", "index", "words"),
+    [
+        ({"n": 2}, 2, "its index is 2, of 2 choices"),
+        ({"prompt": ["a", "b", "c"]}, 3, "its index is 3, of 3 choices"),
+        ({}, -1, "its index is -1, of 1 choices"),
+        ({"max_tokens": 1}, 0, "it has 2 tokens, and max_tokens is 1"),
+        ({"max_completion_tokens": 1}, 0, "it has 2 tokens, and max_completion_tokens is 1"),
+        ({"max_tokens": 2, "n": 3, "prompt": [[7, 8], [7, 8]]}, 5, None),
+        ({"n": 3, "prompt": [[7, 8], [7, 9]]}, 5, "not the ids that were asked"),
+    ],
+)
+def test_choices_that_were_not_asked_for_are_refused(
+    body: Json, index: int, words: str | None, tmp_path: Path
+) -> None:
+    reply = completion([1, 2])
+    reply["choices"][0]["index"] = index
+    (choice,) = read(tmp_path, {**SEEDED, **body}, reply)
+    assert (choice.refusal is None) == (words is None)
+    assert words is None or words in (choice.refusal or "")
+
+
+def test_of_two_choices_with_one_index_the_second_is_refused(tmp_path: Path) -> None:
+    reply = completion([1], [1])
+    reply["choices"][1]["index"] = 0
+    first, second = read(tmp_path, {**SEEDED, "n": 2}, reply)
+    assert first.refusal is None
+    assert second.refusal == "its reply has two choices with index 0"

@@ -15,6 +15,7 @@ from server.audit.server_logits import ServerLogits
 from server.remote import Remote, RemoteReply
 
 VOCAB = 5
+INFO = {"vocab_size": VOCAB, "max_model_len": 9, "dtype": "float32"}
 
 
 def packed(array: Any) -> dict[str, Any]:
@@ -34,7 +35,7 @@ class Scripted:
     def __init__(self, refusal: str | None = None, info: Any = None) -> None:
         self.bodies: list[dict[str, Any]] = []
         self._refusal = refusal
-        self._info = {"vocab_size": VOCAB, "dtype": "float32"} if info is None else info
+        self._info = INFO if info is None else info
 
     def get(self, path: str) -> RemoteReply:
         return RemoteReply(200, orjson.dumps(self._info), "application/json")
@@ -83,3 +84,5 @@ def test_refusals_say_what_the_server_needs() -> None:
         list(source(Scripted("out of turn")).logits([1, 2, 3], 1))
     with pytest.raises(ConfigError, match="does not say its vocab_size"):
         source(Scripted(info=[]))
+    with pytest.raises(ConfigError, match="does not say its max_model_len"):
+        source(Scripted(info={"vocab_size": VOCAB}))

@@ -18,7 +18,7 @@ def choice(**given: Any) -> DrawnChoice:
     return DrawnChoice(**{**fields, "params": SamplingParams(seed=1), **given})
 
 
-def tokens(*noises: float, logprob: float = -5.0) -> list[Redrawn]:
+def tokens(*noises: float, logprob: float = -5.0, gap: float = 0.0) -> list[Redrawn]:
     return [
         Redrawn(
             position=1 + i,
@@ -26,7 +26,7 @@ def tokens(*noises: float, logprob: float = -5.0) -> list[Redrawn]:
             derived=3 if noise == 0 else 4,
             noise=noise,
             logprob=logprob,
-            raw_logprob=logprob,
+            gap=gap,
         )
         for i, noise in enumerate(noises)
     ]
@@ -74,10 +74,10 @@ def test_greedy_tokens_are_no_evidence_of_a_seed() -> None:
 
 
 def test_logprobs_that_are_off_are_of_other_weights() -> None:
-    reported = choice(logprobs=[-5.0, -5.0021])
-    assert not judge(reported, tokens(0, 0), 0.001).is_drawn
-    assert judge(reported, tokens(0, 0), 0.0011).is_drawn
-    assert "not of these weights" in judge(reported, tokens(0, 0), 0.0).words
+    reported, found = choice(logprobs=[]), [*tokens(0), *tokens(0, gap=0.0021)]
+    assert not judge(reported, found, 0.001).is_drawn
+    assert judge(reported, found, 0.0011).is_drawn
+    assert "not of these weights" in judge(reported, found, 0.0).words
 
 
 def test_noise_by_dtype() -> None:
@@ -97,7 +97,7 @@ def test_refusals_are_listed_and_give_another_status() -> None:
 
 
 def test_the_table_and_the_document_say_the_same() -> None:
-    found = judge(choice(logprobs=[-5.0, -5.0]), tokens(0, 0.005, logprob=-5.0), 0.01)
+    found = judge(choice(logprobs=[]), tokens(0, 0.005, logprob=-5.0), 0.01)
     cells = dict(zip(header().split(), line(found).split(maxsplit=8), strict=True))
     assert cells["equal"] == "1"
     assert cells["explained"] == "1"

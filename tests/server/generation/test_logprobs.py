@@ -16,10 +16,10 @@ from engine.arrays import LogprobArrays
 from server.endpoints.completions.reply_schema import CompletionReply
 from server.generation.logprobs import LogprobWriter
 from server.text.json_fragments import MINUS_INFINITY, TokenFragments
+from server.text.packed import unpacked
 from tests.fake_values import VOCAB_SIZE, value_row
 from tests.fakes import BOS, EOS, FakeEngine, byte_tokenizer, says
 from tests.server.conftest import Site, in_process
-from tests.server.text.arrays import unpacked
 
 
 def value(position: int, token_id: int) -> float:

@@ -12,8 +12,7 @@ import torch
 
 from server.errors import ApiError
 from server.schema.fields import PackedDtype
-from server.text.packed import check_finite, packed
-from tests.server.text.arrays import unpacked
+from server.text.packed import check_finite, packed, unpacked
 
 
 @pytest.mark.parametrize(
@@ -52,6 +51,8 @@ def test_values_are_rounded_to_the_nearest_ties_to_even(dtype: PackedDtype) -> N
     torch_dtype = torch.float16 if dtype == "float16" else torch.bfloat16
     wanted = torch.from_numpy(array).to(torch_dtype).view(torch.int16).numpy().astype(np.int32)
     assert (bits == (wanted & 0xFFFF)).all()
+    rounded = torch.from_numpy(array).to(torch_dtype).float()
+    assert unpacked(made).astype(np.float32).tolist() == rounded.tolist()
     assert packed(np.arange(3), dtype)["dtype"] == "<i8", "ids stay as they are"
 
 

@@ -15,7 +15,7 @@ from server.errors import ApiError
 from server.schema.ids import IdLists
 from server.scoring.labels import LabelTree
 from server.scoring.spec import ScoringSpec
-from tests.server.text.arrays import unpacked
+from server.text.packed import unpacked
 
 TREE = LabelTree.of([(5,), (6,)])
 P = np.array([[0.5, 0.25], [0.125, 0.125]])

@@ -12,10 +12,10 @@ import pytest
 from engine.messages.request import ScoringRequest
 from engine.messages.step_output import Finish
 from server.endpoints.scoring.schema import GenerativeScoringReply, PairScoresReply, ScoreReply
+from server.text.packed import unpacked
 from tests.fake_values import VOCAB_SIZE, value_row
 from tests.fakes import BOS, FakeEngine
 from tests.server.conftest import MODEL, Site, error_of, eventually, in_process, on_a_port
-from tests.server.text.arrays import unpacked
 
 PATHS = ("/generative_scoring", "/v1/score")
 ASKED: dict[str, Any] = {"query": "abc", "items": ["de", "f"], "label_token_ids": [70, 71]}
