@@ -5,9 +5,14 @@ The first, of `few_router`, norms its input and computes the router's logits, an
 chooses the experts. The second computes gate and up products of every pair of a token and an
 expert, and joins them. The third computes the down products of all of a token's experts, and adds
 them in the order of their ranks. Sums are float32.
+
+An expert that all tokens take may come along, cut into parts of the chosen ones' size: each is one
+more pair of every token. By itself it would take four kernels more.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
@@ -20,16 +25,33 @@ GATE_UP_ROWS, DOWN_ROWS = 1, 2
 """Number of output features of a program."""
 
 
+class SharedFew(NamedTuple):
+    """The expert that all tokens take, beside chosen ones without biases.
+
+    Attributes:
+        gate_up: [products * width, hidden], gate rows, then up rows; its width is a multiple of the
+            chosen experts' inner size.
+        down: [hidden, width].
+        gate: [1, hidden], of `SharedGate`; None where there is none.
+    """
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    gate: torch.Tensor | None
+
+
 @jit
 def _gate_up_kernel(
     x,
     ids,
     weight,
+    shared,
     bias,
     delta,
     out,
     features: tl.constexpr,
     inner: tl.constexpr,
+    parts: tl.constexpr,
     top_k: tl.constexpr,
     gate: tl.constexpr,
     products: tl.constexpr,
@@ -37,21 +59,31 @@ def _gate_up_kernel(
     BLOCK: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
 ):
-    """A program computes ROWS of a pair's joined features."""
+    """A program computes ROWS of a pair's joined features; pairs of shared parts come last."""
     begin_next(overlap)
     pair = tl.program_id(1).to(tl.int64)
+    token, up_step = pair // top_k, inner * features
     n, k = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, BLOCK)
     here, inside = n < inner, k < features
     both = here[:, None] & inside[None, :]
     wait_for_last(overlap)
-    channel = tl.load(ids + pair).to(tl.int64) * products * inner + n
+    if parts == 0:
+        channel = tl.load(ids + pair).to(tl.int64) * products * inner + n
+    else:
+        part = pair - tl.num_programs(1) // (top_k + parts) * top_k
+        chosen = part < 0
+        token = tl.where(chosen, token, part // parts)
+        expert = tl.load(ids + pair, mask=chosen, other=0).to(tl.int64) * products
+        channel = tl.where(chosen, expert, part % parts) * inner + n
+        weight = tl.where(chosen, weight, shared)
+        up_step = tl.where(chosen, up_step, parts * up_step)
     tile_ptr = weight + channel[:, None] * features + k[None, :]
     gate_tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
     up_tile = gate_tile
     if products == 2:
-        tile_ptr += inner * features
+        tile_ptr += up_step
         up_tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
-    value = tl.load(x + pair // top_k * features + k, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(x + token * features + k, mask=inside, other=0.0).to(tl.float32)
     gates = tl.sum(gate_tile.to(tl.float32) * value[None, :], 1)
     ups = tl.sum(up_tile.to(tl.float32) * value[None, :], 1)
     if bias is not None:
@@ -76,6 +108,7 @@ def gate_up_few(
     rows: int = GATE_UP_ROWS,
     warps: int = 4,
     delta: torch.Tensor | None = None,
+    shared: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute joined gate and up products [T * k, inner] of x [T, hidden] and ids [T, k].
 
@@ -83,19 +116,25 @@ def gate_up_few(
         weight: [experts, products * inner, hidden], gate rows, then up rows if the gate joins two
             products. bias: [experts, products * inner].
         delta: [T * k, products * inner], added to the products, where it is not zero.
+        shared: as of `SharedFew`, without bias and delta: T * width // inner rows more come out.
     """
     (num_tokens, top_k), (_, channels, features) = ids.shape, weight.shape
     inner = channels // num_products(gate)
-    out = torch.empty((num_tokens * top_k, inner), dtype=x.dtype, device=x.device)
-    _gate_up_kernel[(triton.cdiv(inner, rows), num_tokens * top_k)](
+    parts = 0 if shared is None else len(shared) // channels
+    assert shared is None or (len(shared) == parts * channels and bias is delta is None)
+    num_pairs = num_tokens * (top_k + parts)
+    out = torch.empty((num_pairs, inner), dtype=x.dtype, device=x.device)
+    _gate_up_kernel[(triton.cdiv(inner, rows), num_pairs)](
         x,
         ids,
         weight,
+        shared,
         bias,
         delta,
         out,
         features=features,
         inner=inner,
+        parts=parts,
         top_k=top_k,
         gate=gate,
         products=num_products(gate),
@@ -113,10 +152,13 @@ def _down_kernel(
     ids,
     weights,
     weight,
+    shared,
+    shares,
     bias,
     base,
     out,
     inner: tl.constexpr,
+    parts: tl.constexpr,
     features: tl.constexpr,
     top_k: tl.constexpr,
     ROWS: tl.constexpr,  # noqa: N803
@@ -142,6 +184,14 @@ def _down_kernel(
         sums += tile.to(tl.float32) * (share * value)[None, :]
         if bias is not None:
             total += share * tl.load(bias + channel, mask=here, other=0.0).to(tl.float32)
+    for part in tl.static_range(parts):
+        pair = tl.num_programs(1) * top_k + token * parts + part
+        tile_ptr = shared + n[:, None] * (parts * inner) + (part * inner + k)[None, :]
+        tile = tl.load(tile_ptr, mask=both, other=0.0, eviction_policy="evict_first")
+        value = tl.load(x + pair * inner + k, mask=inside, other=0.0).to(tl.float32)
+        if shares is not None:
+            value *= tl.load(shares + token)
+        sums += tile.to(tl.float32) * value[None, :]
     total += tl.sum(sums, 1)
     at = token * features + n
     if base is not None:
@@ -157,23 +207,32 @@ def down_few(
     base: torch.Tensor | None,
     rows: int = DOWN_ROWS,
     warps: int = 4,
+    shared: torch.Tensor | None = None,
+    shares: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute the weighted sums [T, hidden] of the down products of x [T * k, inner].
 
     Args:
         weight: [experts, hidden, inner]. bias: [experts, hidden].
         base: [T, hidden], added.
+        shared: as of `SharedFew`, where x has rows of its parts too.
+        shares: [T], that of each token; None is 1.
     """
     (num_tokens, top_k), (_, features, inner) = routing.ids.shape, weight.shape
+    parts = len(x) // num_tokens - top_k
+    assert (shared is None) == (parts == 0)
     out = torch.empty((num_tokens, features), dtype=x.dtype, device=x.device)
     _down_kernel[(triton.cdiv(features, rows), num_tokens)](
         x,
         *routing,
         weight,
+        shared,
+        shares,
         bias,
         base,
         out,
         inner=inner,
+        parts=parts,
         features=features,
         top_k=top_k,
         ROWS=rows,

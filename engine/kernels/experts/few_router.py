@@ -24,11 +24,13 @@ class Routed(NamedTuple):
 
     Attributes:
         normed: [T, hidden], the experts' input. sums: [T, hidden], x + residual.
+        shares: float32 [T], of the expert that all tokens take; None where none was asked for.
     """
 
     routing: Routing
     normed: torch.Tensor
     sums: torch.Tensor
+    shares: torch.Tensor | None
 
 
 @jit
@@ -39,11 +41,13 @@ def _route_kernel(
     router,
     bias,
     correction,
+    shared_gate,
     logits,
     ids,
     weights,
     normed,
     sums,
+    shares,
     rounded,
     rounded_scales,
     arrivals,
@@ -76,6 +80,9 @@ def _route_kernel(
             tl.store(normed + at + k, value.to(normed.dtype.element_ty), mask=inside)
             if rounded is not None:
                 store_rounded(value, rounded, rounded_scales, token, features, num_spans, BLOCK)
+            if shared_gate is not None:
+                gate = tl.load(shared_gate + k, mask=inside, other=0.0).to(tl.float32)
+                tl.store(shares + token, 1.0 / (1.0 + tl.exp(-tl.sum(gate * value, 0))))
         result = tl.sum(tile.to(tl.float32) * value[None, :], 1)
         if bias is not None:
             result += tl.load(bias + e, mask=here, other=0.0).to(tl.float32)
@@ -97,6 +104,7 @@ def route_few(
     arrivals: torch.Tensor,
     rounded: Fp8Rows | Fp8Blocks | None = None,
     correction: torch.Tensor | None = None,
+    shared_gate: torch.Tensor | None = None,
 ) -> Routed:
     """Norm x [T, hidden] + the norm's residual, which must be there, and choose experts.
 
@@ -105,6 +113,7 @@ def route_few(
         arrivals: int32 [1], zero, and zero again afterwards.
         rounded: [T, hidden], where the normed rows go in float8 too.
         correction: as of `choose_experts`.
+        shared_gate: [1, hidden], whose product's sigmoid is a token's share.
     """
     (num_tokens, features), num_experts = x.shape, len(router)
     assert norm.residual is not None
@@ -113,6 +122,7 @@ def route_few(
     routing = empty_routing(num_tokens, rules.top_k, x.device)
     logits = torch.empty((num_tokens, num_experts), dtype=torch.float32, device=x.device)
     normed, sums = torch.empty_like(x), torch.empty_like(x)
+    shares = None if shared_gate is None else logits.new_empty(num_tokens)
     num_spans = rounded.scales.shape[1] if isinstance(rounded, Fp8Blocks) else 0
     _route_kernel[(triton.cdiv(num_experts, ROUTER_ROWS),)](
         x,
@@ -121,10 +131,12 @@ def route_few(
         router,
         bias,
         correction,
+        shared_gate,
         logits,
         *routing,
         normed,
         sums,
+        shares,
         *(rounded or (None, None)),
         arrivals,
         norm.eps,
@@ -140,4 +152,4 @@ def route_few(
         num_warps=4,
         **overlap_of(x),
     )
-    return Routed(routing, normed, sums)
+    return Routed(routing, normed, sums, shares)

@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.activation import silu_and_mul
+from engine.kernels.experts.few import SharedFew, down_few, gate_up_few
 from engine.kernels.experts.few_router import route_few
 from engine.kernels.experts.gates import join_torch
 from engine.kernels.experts.grouped import weighted_sums
 from engine.kernels.experts.groups import group_pairs
-from engine.kernels.experts.products import ExpertWeights, Rounded
+from engine.kernels.experts.products import DenseExpertProduct, ExpertWeights, Rounded
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.experts.shared_gate import SharedGate
 from engine.kernels.invariant.product import in_blocks
@@ -64,12 +65,15 @@ class SharedExpert(NamedTuple):
     Attributes:
         gate: multiplies the output.
         activation: of what `gate_up` makes.
+        few: the same weights for kernels that take it beside the chosen experts; None where they
+            cannot, or where the activation is another than theirs.
     """
 
     gate_up: Linear
     down: Linear
     gate: SharedGate | None
     activation: Callable[[torch.Tensor], torch.Tensor] = silu_and_mul
+    few: SharedFew | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute its output [T, hidden] of x [T, hidden]."""
@@ -110,6 +114,7 @@ class Experts:
         self._norm_weight, self._eps = norm_weight, eps
         self._router, self._weights, self._shared = router, weights, shared
         self._latent, self._invariant, self._note = latent, invariant, note
+        self._beside = None if latent or shared is None else weights.beside(shared.few)
         self._arrivals = torch.zeros(1, dtype=torch.int32, device=norm_weight.device)
 
     def __call__(
@@ -130,9 +135,9 @@ class Experts:
         return self._sum(x, lambda x, base: compute(x, routing, self._weights, base))
 
     def _few(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        weights, router = self._weights, self._router
+        weights, router, beside = self._weights, self._router, self._beside
         rounded = None if self._latent else weights.gate_up.room(len(x))
-        routing, normed, sums = route_few(
+        routing, normed, sums, shares = route_few(
             x,
             Norm(residual, self._norm_weight, self._eps),
             router.weight,
@@ -141,9 +146,12 @@ class Experts:
             self._arrivals,
             rounded,
             router.correction,
+            beside.gate if beside else None,
         )
         if self._note is not None:
             self._note(*routing)
+        if beside is not None:
+            return experts_few_beside(normed, routing, weights, beside, shares), sums
         out = self._sum(normed, lambda x, base: experts_few(x, routing, weights, base, rounded))
         return out, sums
 
@@ -249,6 +257,26 @@ def experts_few(
     if deltas is not None:
         base = deltas.with_down(inner, routing, base)
     return second.down_few(inner, routing, weights.down_bias, base)
+
+
+def experts_few_beside(
+    x: torch.Tensor,
+    routing: Routing,
+    weights: ExpertWeights,
+    shared: SharedFew,
+    shares: torch.Tensor | None,
+) -> torch.Tensor:
+    """Compute `experts_few` and what is made of x by the expert that all tokens take.
+
+    Args:
+        shared: as `weights.beside` gave it.
+        shares: float32 [T], that expert's; None is 1.
+    """
+    first, second = weights.gate_up, weights.down
+    assert isinstance(first, DenseExpertProduct)
+    assert isinstance(second, DenseExpertProduct)
+    inner = gate_up_few(x, routing.ids, first.values, None, weights.gate, shared=shared.gate_up)
+    return down_few(inner, routing, second.values, None, None, shared=shared.down, shares=shares)
 
 
 def experts_triton(

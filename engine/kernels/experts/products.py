@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.experts.adapted import ExpertAdapters, ExpertDeltas
-from engine.kernels.experts.few import down_few, gate_up_few
+from engine.kernels.experts.few import SharedFew, down_few, gate_up_few
 from engine.kernels.experts.few_fp8 import down_few_fp8, gate_up_few_fp8
 from engine.kernels.experts.few_int4 import down_few_int4, gate_up_few_int4
 from engine.kernels.experts.grouped import grouped_linear
@@ -254,6 +254,16 @@ class ExpertWeights(NamedTuple):
     down_bias: torch.Tensor | None
     gate: str
     adapters: ExpertAdapters | None = None
+
+    def beside(self, shared: SharedFew | None) -> SharedFew | None:
+        """The expert that all tokens take, where kernels for a few tokens take it beside these."""
+        first, second = self.gate_up, self.down
+        dense = isinstance(first, DenseExpertProduct) and isinstance(second, DenseExpertProduct)
+        plain = self.gate_up_bias is None and self.down_bias is None and self.adapters is None
+        if shared is None or not (dense and plain):
+            return None
+        inner, width = self.down.shape[2], shared.down.shape[1]
+        return shared if width % inner == 0 else None
 
     def deltas(self, ids: torch.Tensor, order: torch.Tensor | None = None) -> ExpertDeltas | None:
         """What adapters add for pairs of ids [T, k]; None where no token of the step has one.

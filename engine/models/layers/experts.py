@@ -12,20 +12,19 @@ from engine.adapters.parts import ExpertModules
 from engine.errors import ModelError
 from engine.kernels.experts.adapted import ExpertAdapters
 from engine.kernels.experts.gates import SILU, num_products
-from engine.kernels.experts.layer import Experts, Latent, Router, SharedExpert
+from engine.kernels.experts.layer import Experts, Latent, Router
 from engine.kernels.experts.products import ExpertWeights
 from engine.kernels.experts.routing import RoutingRules
-from engine.kernels.experts.shared_gate import SharedGate
 from engine.kernels.invariant.product import InvariantProduct
 from engine.memory.routes import NoteRouting
 from engine.models.formats.expert_stack import ExpertStack
 from engine.models.formats.modules import ModuleShape, PackedExperts
 from engine.models.formats.projections import Projection
 from engine.models.formats.reader import WeightReader
-from engine.models.layers.activation import Activation
 from engine.models.layers.layer import LayerInputs, LayerPlaces, Stream, Sublayer, SublayerSpec
 from engine.models.layers.norms import Map
 from engine.models.layers.residual import AS_IT_IS, AddedOutput
+from engine.models.layers.shared_expert import read_shared_expert
 from engine.models.weights.shares import (
     COLUMNS,
     Division,
@@ -116,7 +115,14 @@ class ExpertMlp(SublayerSpec):
         router, shared = self._read_router(reader, name), None
         if self.shared_inner:
             holder = prefix if self.shared_beside else name
-            shared = self._read_shared(reader, f"{holder}.{self.shared_name}")
+            shared = read_shared_expert(
+                reader,
+                f"{holder}.{self.shared_name}",
+                self.shared_names,
+                (self.hidden_size, self.shared_inner),
+                self.gate,
+                has_gate=self.shared_gate,
+            )
         weights = self.read_weights(reader, prefix)
         exchange = None if reader.ranks.is_lone else reader.ranks.exchange
         latent = self._read_latent(reader, name)
@@ -211,24 +217,6 @@ class ExpertMlp(SublayerSpec):
         if reader.modules.invariant:  # compiled, and compared with the library, while it loads
             invariant = InvariantProduct(weight).compiled(out_dtype=torch.float32)
         return Router(weight, bias, self.rules, correction, invariant)
-
-    def _read_shared(self, reader: WeightReader, name: str) -> SharedExpert:
-        hidden, columns = undivided(self.hidden_size), reader.ranks.columns(self.shared_inner)
-        *first, last = (f"{name}.{part}" for part in self.shared_names)
-        outputs = (columns,) * (num_products(self.gate) // len(first))
-        pair = [Projection(part, outputs) for part in first]
-        back = [Projection(last, (hidden,))]
-        gate = None
-        if self.shared_gate:
-            weight = reader.unquantized(f"{name}_gate", undivided(1), self.hidden_size)
-            invariant = reader.modules.invariant
-            gate = SharedGate(weight, InvariantProduct(weight).compiled() if invariant else None)
-        return SharedExpert(
-            reader.product(pair, hidden).linear,
-            reader.product(back, columns).linear,
-            gate,
-            Activation(self.gate, num_products(self.gate) == 2).__call__,
-        )
 
     def _read_each(
         self, reader: WeightReader, name: str, columns: RankShare

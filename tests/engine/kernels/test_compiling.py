@@ -17,11 +17,12 @@ from engine.contracts.attention import AttentionSpec
 from engine.kernels.decode.attention import paged_decode, paged_decode_product
 from engine.kernels.decode.product import Product
 from engine.kernels.decode.split_keys import DecodeScratch
+from engine.kernels.experts.few import SharedFew
 from engine.kernels.experts.few_router import route_few
 from engine.kernels.experts.gates import GELU_TANH, GPT_OSS, RELU2, SILU
 from engine.kernels.experts.groups import group_pairs_triton
 from engine.kernels.experts.inputs import ordered_pairs_triton, rounded_pairs_triton
-from engine.kernels.experts.layer import experts_few
+from engine.kernels.experts.layer import experts_few, experts_few_beside
 from engine.kernels.experts.routing import RoutingRules, choose_experts_torch, choose_experts_triton
 from engine.kernels.fp8 import quantize_rows_torch
 from engine.kernels.norm import rms_norm_triton
@@ -70,7 +71,8 @@ def test_routing(rules: RoutingRules, compiled: Compiler) -> None:
     x, residual = torch.zeros((2, 1, 256), dtype=torch.bfloat16)
     router, arrivals = x.expand(64, 256).contiguous(), torch.zeros(1, dtype=torch.int32)
     norm = Norm(residual, x[0], 1e-6)
-    route_few(x, norm, router, None, rules, arrivals, correction=correction)
+    for gate in (None, x):
+        route_few(x, norm, router, None, rules, arrivals, correction=correction, shared_gate=gate)
     assert compiled.names == {"_choose_kernel", "_route_kernel"}
 
 
@@ -80,6 +82,13 @@ def test_few_experts(gate: str, compiled: Compiler) -> None:
     routing = choose_experts_torch(torch.zeros(2, 8), RoutingRules(3, over_chosen=True))
     experts_few(torch.zeros((2, 64), dtype=torch.bfloat16), routing, weights, None)
     group_pairs_triton(routing.ids, 8)
+    if gate != GPT_OSS:  # whose experts have biases
+        channels = weights.gate_up.shape[1]
+        first, second = torch.zeros((channels, 64)), torch.zeros((64, 96))
+        shared = SharedFew(first.bfloat16(), second.bfloat16(), None)
+        x = torch.zeros((2, 64), dtype=torch.bfloat16)
+        for shares in (None, torch.ones(2)):
+            experts_few_beside(x, routing, weights, shared, shares)
     assert {"_gate_up_kernel", "_down_kernel"} <= compiled.names
 
 

@@ -5,17 +5,24 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.kernels.experts.few import SharedFew
 from engine.kernels.experts.few_router import route_few
-from engine.kernels.experts.gates import GELU_TANH, GPT_OSS, RELU2, SILU
+from engine.kernels.experts.gates import GELU_TANH, GPT_OSS, RELU2, SILU, num_products
 from engine.kernels.experts.grouped import Tile, grouped_linear, tile_of
 from engine.kernels.experts.groups import group_pairs
 from engine.kernels.experts.layer import (
     Router,
     experts_few,
+    experts_few_beside,
     experts_torch,
     experts_triton,
 )
-from engine.kernels.experts.products import DenseExpertProduct
+from engine.kernels.experts.products import (
+    DenseExpertProduct,
+    ExpertProduct,
+    ExpertWeights,
+    Fp8ExpertProduct,
+)
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.norm import rms_norm_torch
 from engine.kernels.skinny import Norm
@@ -80,6 +87,75 @@ def test_few(
     base = some_rows(num_tokens, hidden, dtype, device) if num_tokens == 2 else None
     routing = some_routing(num_tokens, num_experts, top_k, device)
     assert_is_sum(experts_few(x, routing, weights, base), x, *routing, weights, base)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gate", [SILU, RELU2])
+@pytest.mark.parametrize("num_tokens", [1, 2, 4])
+@pytest.mark.parametrize(("parts", "has_gate"), [(1, True), (1, False), (3, True)])
+@pytest.mark.parametrize(("num_experts", "top_k", "hidden", "inner"), SIZES[:2])
+def test_few_beside_an_expert_that_all_take(
+    num_experts: int,
+    top_k: int,
+    hidden: int,
+    inner: int,
+    parts: int,
+    num_tokens: int,
+    gate: str,
+    dtype: torch.dtype,
+    device: str,
+    *,
+    has_gate: bool,
+) -> None:
+    """It is the sum of its parts, each as a chosen expert would be, at the share of its gate."""
+    weights = random_weights(num_experts, hidden, inner, dtype, device, gate=gate)
+    apart = random_weights(parts, hidden, inner, dtype, device, gate=gate)
+    shared = joined_parts(apart, torch.randn(1, hidden, device=device).to(dtype))
+    x = some_rows(num_tokens, hidden, dtype, device)
+    routing = some_routing(num_tokens, num_experts, top_k, device)
+    shares = torch.rand(num_tokens, device=device) if has_gate else None
+    got = experts_few_beside(x, routing, weights, shared, shares)
+
+    products = (weights.gate_up, apart.gate_up), (weights.down, apart.down)
+    stacks = [torch.cat([dense_values(each) for each in pair]) for pair in products]
+    both = weights._replace(
+        gate_up=DenseExpertProduct(stacks[0]), down=DenseExpertProduct(stacks[1])
+    )
+    own = torch.ones(num_tokens, device=device) if shares is None else shares
+    more = torch.arange(parts, device=device, dtype=torch.int32).expand(num_tokens, parts)
+    ids = torch.cat([routing.ids, num_experts + more], 1)
+    assert_is_sum(
+        got, x, ids, torch.cat([routing.weights, own[:, None].expand(more.shape)], 1), both
+    )
+    assert weights.beside(shared) is shared
+
+
+def joined_parts(apart: ExpertWeights, gate: torch.Tensor) -> SharedFew:
+    """One expert of the width of all of `apart`."""
+    first, second = dense_values(apart.gate_up), dense_values(apart.down)
+    count, channels, hidden = first.shape
+    products = num_products(apart.gate)
+    by_product = first.view(count, products, channels // products, hidden).transpose(0, 1)
+    down = second.permute(1, 0, 2).reshape(hidden, -1)
+    return SharedFew(by_product.reshape(-1, hidden).contiguous(), down.contiguous(), gate)
+
+
+def dense_values(product: ExpertProduct) -> torch.Tensor:
+    assert isinstance(product, DenseExpertProduct)
+    return product.values
+
+
+def test_what_cannot_be_taken_beside_experts_is_left_apart() -> None:
+    weights = random_weights(4, 32, 48, torch.bfloat16, "cpu")
+    shared = joined_parts(random_weights(1, 32, 40, torch.bfloat16, "cpu"), torch.zeros(1, 32))
+    assert weights.beside(None) is weights.beside(shared) is None
+    fits = joined_parts(random_weights(2, 32, 48, torch.bfloat16, "cpu"), torch.zeros(1, 32))
+    assert weights.beside(fits) is fits
+    biased = random_weights(4, 32, 48, torch.bfloat16, "cpu", has_bias=True)
+    assert biased.beside(fits) is None
+    rounded = Fp8ExpertProduct(dense_values(weights.gate_up), torch.ones(4, 96))
+    assert weights._replace(gate_up=rounded).beside(fits) is None
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -160,3 +236,12 @@ def test_route_few(num_tokens: int, dtype: torch.dtype, device: str, *, has_bias
     assert torch.equal(routed.routing.ids, wanted.ids)
     torch.testing.assert_close(routed.routing.weights, wanted.weights, rtol=1e-4, atol=1e-6)
     assert not arrivals.any(), "ready for the next tokens"
+    assert routed.shares is None
+    gate = some_rows(1, hidden, dtype, device)
+    shares = route_few(
+        *(x, norm, weight, bias, RoutingRules(top_k, over_chosen=False), arrivals),
+        shared_gate=gate,
+    ).shares
+    assert shares is not None
+    product = (routed.normed.double() * gate.double()).sum(1)
+    torch.testing.assert_close(shares.double(), product.sigmoid(), rtol=1e-5, atol=1e-6)
