@@ -21,7 +21,7 @@ from benchmarks.shapes import EXPERTS
 from engine.kernels.experts.few import down_few, gate_up_few
 from engine.kernels.experts.few_router import route_few
 from engine.kernels.experts.gates import SILU
-from engine.kernels.experts.grouped import Tile, grouped_linear, weighted_sums
+from engine.kernels.experts.grouped import FEW_PAIRS, Tile, grouped_linear
 from engine.kernels.experts.groups import group_pairs
 from engine.kernels.experts.layer import (
     Experts,
@@ -31,6 +31,7 @@ from engine.kernels.experts.layer import (
 )
 from engine.kernels.experts.products import DenseExpertProduct, ExpertWeights
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
+from engine.kernels.experts.sums import weighted_sums
 from engine.kernels.norm import rms_norm_torch
 from engine.kernels.skinny import NUM_ROWS, Norm
 
@@ -47,7 +48,7 @@ DTYPE = torch.bfloat16
 BLOCK_SIZE = 16
 
 Call = Callable[[int], object]
-Sides = tuple[int, int, int, int]
+Sides = tuple[int, ...]
 
 
 def some_weights(num_experts: int, hidden: int, inner: int) -> ExpertWeights:
@@ -226,8 +227,10 @@ PREFILL_TILES: list[Sides] = [
     (64, 64, 4, 8),
     (128, 64, 3, 8),
     (128, 64, 4, 8),
+    (128, 64, 3, 8, FEW_PAIRS),
+    (128, 64, 4, 8, FEW_PAIRS),
 ]
-"""Rows, depth, stages and warps of tiles."""
+"""Rows, depth, stages and warps of tiles, and `few` where it is not 0."""
 
 
 def grouped(rows: int, sizes: list[int], tiles: list[Sides], gb_per_s: float) -> None:

@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from engine.kernels.experts.grouped import weighted_sums
 from engine.kernels.experts.routing import Routing
+from engine.kernels.experts.sums import weighted_sums
 from engine.kernels.lora.delta import add_delta
 from engine.kernels.lora.groups import ActiveAdapters
 from engine.kernels.lora.pairs import PairGroups, group_adapted

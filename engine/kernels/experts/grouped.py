@@ -18,7 +18,6 @@ import torch
 
 from engine.kernels.experts.gates import num_products
 from engine.kernels.experts.groups import Groups
-from engine.kernels.experts.routing import Routing
 from engine.kernels.experts.tiles import find, lanes_of, store_products
 from engine.kernels.experts.weights import DenseExperts, Fp8Experts
 from engine.kernels.fp8 import Fp8Rows
@@ -28,8 +27,9 @@ from sampling.device.triton_support import jit, padded_lanes, tl, triton
 
 MIN_PAIRS, MAX_PAIRS = 16, 128
 """Smallest and largest number of pairs in a tile."""
-SUM_COLUMNS = 1024
-"""Number of columns that a program adds."""
+FEW_PAIRS = 32
+"""Of an expert's last tile, where others have `MAX_PAIRS`: of 256 pairs give or take 16 half of
+experts have a third tile, with 13 pairs."""
 
 
 class Tile(NamedTuple):
@@ -37,6 +37,7 @@ class Tile(NamedTuple):
 
     Attributes:
         pairs, rows, depth: M, N, and input features of one step of the loop.
+        few: M of a tile with no more pairs, as an expert's last one often is; 0 is `pairs`.
     """
 
     pairs: int
@@ -44,6 +45,19 @@ class Tile(NamedTuple):
     depth: int
     stages: int
     warps: int
+    few: int = 0
+
+
+class _Sizes(NamedTuple):
+    """What a kernel is compiled for; `products` are those that its gate joins."""
+
+    features: int
+    channels: int
+    num_spans: int
+    num_experts: int
+    top_k: int
+    gate: str | None
+    products: int
 
 
 @jit
@@ -65,7 +79,7 @@ def _add(total, w_ptr, x_tile, inside, scales, own, even: tl.constexpr, precisio
 
 
 @jit
-def _grouped_kernel(
+def _tile_products(
     x,
     x_scales,
     weight,
@@ -73,34 +87,24 @@ def _grouped_kernel(
     bias,
     delta,
     out,
-    groups,
-    features: tl.constexpr,
-    channels: tl.constexpr,
-    num_spans: tl.constexpr,
-    num_experts: tl.constexpr,
-    top_k: tl.constexpr,
-    gate: tl.constexpr,
-    products: tl.constexpr,
-    precision: tl.constexpr,
-    EXPERTS: tl.constexpr,  # noqa: N803
+    order,
+    found,
+    sizes: tl.constexpr,
     tile: tl.constexpr,
-    overlap: tl.constexpr,
+    precision: tl.constexpr,
+    M: tl.constexpr,  # noqa: N803
 ):
-    """A program computes N output features of M pairs.
-
-    With a gate, of tokens to places: the products that it joins. Without, of places to pairs.
-    """
-    begin_next(overlap)
-    M: tl.constexpr = tile.pairs  # noqa: N806
+    """Compute N output features of the pairs of a tile, M at most."""
     N: tl.constexpr = tile.rows  # noqa: N806
     depth: tl.constexpr = tile.depth
-    wait_for_last(overlap)
-    found = find(groups.starts, tl.program_id(1), num_experts, EXPERTS, M)
-    if found.expert >= num_experts:
-        return
+    features: tl.constexpr = sizes.features
+    channels: tl.constexpr = sizes.channels
+    num_spans: tl.constexpr = sizes.num_spans
+    products: tl.constexpr = sizes.products
+    gate: tl.constexpr = sizes.gate
     n = tl.program_id(0) * N + tl.arange(0, N)
     k = tl.arange(0, depth)
-    lanes = lanes_of(n, found, groups.order, channels, top_k, gate, products, M)
+    lanes = lanes_of(n, found, order, channels, sizes.top_k, gate, products, M)
     row = lanes.row
     w_ptr = weight + row[:, None] * features + k[None, :]
     x_ptr = x + lanes.source[:, None] * features + k[None, :]
@@ -131,6 +135,40 @@ def _grouped_kernel(
         if products == 2:
             ups *= tl.load(weight_scales + row + channels)[:, None] * row_scales
     store_products(total, ups, bias, delta, out, lanes, channels, gate, products)
+
+
+@jit
+def _grouped_kernel(
+    x,
+    x_scales,
+    weight,
+    weight_scales,
+    bias,
+    delta,
+    out,
+    groups,
+    sizes: tl.constexpr,
+    precision: tl.constexpr,
+    EXPERTS: tl.constexpr,  # noqa: N803
+    tile: tl.constexpr,
+    overlap: tl.constexpr,
+):
+    """A program computes N output features of M pairs.
+
+    With a gate, of tokens to places: the products that it joins. Without, of places to pairs.
+    """
+    begin_next(overlap)
+    wait_for_last(overlap)
+    found = find(groups.starts, tl.program_id(1), sizes.num_experts, EXPERTS, tile.pairs)
+    if found.expert >= sizes.num_experts:
+        return
+    args = x, x_scales, weight, weight_scales, bias, delta, out, groups.order, found
+    if tile.few == 0:
+        _tile_products(*args, sizes, tile, precision, tile.pairs)
+    elif found.end - found.begin <= tile.few:
+        _tile_products(*args, sizes, tile, precision, tile.few)
+    else:
+        _tile_products(*args, sizes, tile, precision, tile.pairs)
 
 
 def grouped_linear(
@@ -175,13 +213,10 @@ def grouped_linear(
         delta,
         out,
         groups,
-        features=features,
-        channels=channels,
-        num_spans=weight.num_spans,
-        num_experts=num_experts,
-        top_k=top_k,
-        gate=gate,
-        products=num_products(gate),
+        sizes=_Sizes(
+            *(features, channels, weight.num_spans, num_experts, top_k),
+            *(gate, num_products(gate)),
+        ),
         precision="ieee" if dtype == torch.float32 else "tf32",
         EXPERTS=padded_lanes(num_experts),
         tile=tile,
@@ -210,7 +245,7 @@ def tile_of(num_pairs: int, num_experts: int, *, gated: bool) -> Tile:
     """The fast launch for a number of pairs."""
     pairs = _expected_pairs(num_pairs, num_experts)
     if pairs == MAX_PAIRS:
-        return Tile(pairs, 128, 64, 4 if gated else 3, 8)
+        return Tile(pairs, 128, 64, 4 if gated else 3, 8, FEW_PAIRS)
     return Tile(pairs, 64, 64, 4, 4)
 
 
@@ -220,55 +255,5 @@ def fp8_tile_of(num_pairs: int, num_experts: int, *, gated: bool, by_spans: bool
     if by_spans:  # sums of a span and of all take registers
         return Tile(min(pairs, 64), 64, SPAN, 4 if pairs < 64 else 3, 4)
     if pairs == MAX_PAIRS and gated:
-        return Tile(pairs, 128, SPAN, 3, 8)
+        return Tile(pairs, 128, SPAN, 3, 8, FEW_PAIRS)
     return Tile(min(pairs, 64), 64, SPAN, 4, 4)
-
-
-@jit
-def _sum_kernel(
-    x,
-    weights,
-    base,
-    out,
-    width: tl.constexpr,
-    top_k: tl.constexpr,
-    BLOCK: tl.constexpr,  # noqa: N803
-    overlap: tl.constexpr,
-):
-    """A program adds BLOCK columns of a token's pairs."""
-    begin_next(overlap)
-    wait_for_last(overlap)
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < width
-    total = tl.zeros((BLOCK,), tl.float32)
-    for rank in tl.static_range(top_k):
-        pair = token * top_k + rank
-        value = tl.load(x + pair * width + columns, mask=inside, other=0.0).to(tl.float32)
-        total += tl.load(weights + pair) * value
-    at = token * width + columns
-    if base is not None:
-        total += tl.load(base + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
-
-
-def weighted_sums(x: torch.Tensor, routing: Routing, base: torch.Tensor | None) -> torch.Tensor:
-    """Add the products x [T * k, out] of each token, times its weights, in the order of ranks.
-
-    Args:
-        base: [T, out], added last.
-    """
-    (num_tokens, top_k), width = routing.ids.shape, x.shape[1]
-    out = torch.empty((num_tokens, width), dtype=x.dtype, device=x.device)
-    _sum_kernel[(num_tokens, triton.cdiv(width, SUM_COLUMNS))](
-        x,
-        routing.weights,
-        base,
-        out,
-        width=width,
-        top_k=top_k,
-        BLOCK=SUM_COLUMNS,
-        num_warps=4,
-        **overlap_of(x),
-    )
-    return out

@@ -14,11 +14,11 @@ from engine.kernels.activation import silu_and_mul
 from engine.kernels.experts.few import SharedFew, down_few, gate_up_few
 from engine.kernels.experts.few_router import route_few
 from engine.kernels.experts.gates import join_torch
-from engine.kernels.experts.grouped import weighted_sums
 from engine.kernels.experts.groups import group_pairs
 from engine.kernels.experts.products import DenseExpertProduct, ExpertWeights, Rounded
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
 from engine.kernels.experts.shared_gate import SharedGate
+from engine.kernels.experts.sums import weighted_sums
 from engine.kernels.invariant.product import in_blocks
 from engine.kernels.linear import Linear
 from engine.kernels.norm import add_rms_norm

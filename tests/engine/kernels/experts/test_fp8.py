@@ -13,11 +13,12 @@ import torch
 from engine.kernels.experts.few_fp8 import down_few_fp8, gate_up_few_fp8
 from engine.kernels.experts.few_router import route_few
 from engine.kernels.experts.gates import GPT_OSS, RELU2, SILU, num_products
-from engine.kernels.experts.grouped import fp8_tile_of, grouped_linear, weighted_sums
+from engine.kernels.experts.grouped import fp8_tile_of, grouped_linear
 from engine.kernels.experts.groups import group_pairs
 from engine.kernels.experts.layer import experts_few, experts_torch, experts_triton
 from engine.kernels.experts.products import ExpertWeights, Fp8ExpertProduct
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
+from engine.kernels.experts.sums import weighted_sums
 from engine.kernels.skinny import Norm
 from sampling.device.triton_support import INTERPRETED
 from tests.engine.kernels.experts.quantized import fp8_experts

@@ -202,8 +202,8 @@ def test_tiles_of_every_size_give_one_product(device: str) -> None:
     assert isinstance(weights.gate_up, DenseExpertProduct)
     groups = group_pairs(some_routing(37, 4, 2, device).ids, 4)
     outs = [
-        grouped_linear(x, weights.gate_up, None, groups, 2, SILU, Tile(pairs, rows, 32, 2, 4))
-        for pairs, rows in [(16, 32), (32, 16), (64, 64)]
+        grouped_linear(x, weights.gate_up, None, groups, 2, SILU, Tile(pairs, rows, 32, 2, 4, few))
+        for pairs, rows, few in [(16, 32, 0), (32, 16, 0), (64, 64, 0), (16, 32, 8), (64, 64, 32)]
     ]
     for out in outs[1:]:
         torch.testing.assert_close(out, outs[0], rtol=1e-5, atol=1e-6)

@@ -120,7 +120,7 @@ FAMILIES = {
     "stablelm": hf.StableLmConfig(**SIZES),
     "stablelm-parallel": hf.StableLmConfig(**SIZES, use_parallel_residual=True),
     "starcoder2": hf.Starcoder2Config(**SIZES, sliding_window=37),
-    "qwen2-moe": hf.Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=96),
+    "qwen2-moe": hf.Qwen2MoeConfig(**SIZES, **EXPERTS, shared_expert_intermediate_size=128),
     "qwen3-moe": hf.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=128, norm_topk_prob=True),
     "olmoe": hf.OlmoeConfig(**SIZES, num_experts=6, num_experts_per_tok=3),
 }
