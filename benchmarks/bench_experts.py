@@ -21,7 +21,7 @@ from benchmarks.shapes import EXPERTS
 from engine.kernels.experts.few import down_few, gate_up_few
 from engine.kernels.experts.few_router import route_few
 from engine.kernels.experts.gates import SILU
-from engine.kernels.experts.grouped import FEW_PAIRS, Tile, grouped_linear
+from engine.kernels.experts.grouped import MORE_PAIRS, Tile, grouped_linear
 from engine.kernels.experts.groups import group_pairs
 from engine.kernels.experts.layer import (
     Experts,
@@ -227,10 +227,10 @@ PREFILL_TILES: list[Sides] = [
     (64, 64, 4, 8),
     (128, 64, 3, 8),
     (128, 64, 4, 8),
-    (128, 64, 3, 8, FEW_PAIRS),
-    (128, 64, 4, 8, FEW_PAIRS),
+    (128, 64, 3, 8, MORE_PAIRS),
+    (128, 64, 4, 8, MORE_PAIRS),
 ]
-"""Rows, depth, stages and warps of tiles, and `few` where it is not 0."""
+"""Rows, depth, stages and warps of tiles, and `more` where it is not 0."""
 
 
 def grouped(rows: int, sizes: list[int], tiles: list[Sides], gb_per_s: float) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from engine.kernels.experts.gates import num_products
 from engine.kernels.experts.groups import Groups
-from engine.kernels.experts.tiles import find, lanes_of, store_products
+from engine.kernels.experts.tiles import after, find, lanes_of, store_products
 from engine.kernels.experts.weights import DenseExperts, Fp8Experts
 from engine.kernels.fp8 import Fp8Rows
 from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks
@@ -27,9 +27,9 @@ from sampling.device.triton_support import jit, padded_lanes, tl, triton
 
 MIN_PAIRS, MAX_PAIRS = 16, 128
 """Smallest and largest number of pairs in a tile."""
-FEW_PAIRS = 32
-"""Of an expert's last tile, where others have `MAX_PAIRS`: of 256 pairs give or take 16 half of
-experts have a third tile, with 13 pairs."""
+MORE_PAIRS = 32
+"""Beyond `MAX_PAIRS`, in an expert's last tile: of experts with 256 pairs, give or take 16, half
+have some 13 more than two tiles hold, and a third tile takes as long as one that is full."""
 
 
 class Tile(NamedTuple):
@@ -37,7 +37,7 @@ class Tile(NamedTuple):
 
     Attributes:
         pairs, rows, depth: M, N, and input features of one step of the loop.
-        few: M of a tile with no more pairs, as an expert's last one often is; 0 is `pairs`.
+        more: pairs that an expert's last tile may have beyond M, in place of a tile of their own.
     """
 
     pairs: int
@@ -45,7 +45,7 @@ class Tile(NamedTuple):
     depth: int
     stages: int
     warps: int
-    few: int = 0
+    more: int = 0
 
 
 class _Sizes(NamedTuple):
@@ -67,15 +67,20 @@ def _load(pointers, inside, even: tl.constexpr):
 
 
 @jit
-def _add(total, w_ptr, x_tile, inside, scales, own, even: tl.constexpr, precision: tl.constexpr):
+def _add(total, w_tile, x_tile, scales, own, precision: tl.constexpr):
     """Add the products of a step of the loop; with scales of its span, times these."""
-    w_tile = _load(w_ptr, inside, even)
     if x_tile.dtype.primitive_bitwidth == 8:
         part = tl.dot(w_tile, tl.trans(x_tile))
         total += part if scales is None else part * tl.load(scales)[:, None] * own[None, :]
     else:
         total = tl.dot(w_tile, tl.trans(x_tile), total, input_precision=precision)
     return total
+
+
+@jit
+def _scaled(total, weight_scales, row, x_scales, source):
+    """A sum of products of rounded numbers, times the scales of its rows."""
+    return total * tl.load(weight_scales + row)[:, None] * tl.load(x_scales + source)[None, :]
 
 
 @jit
@@ -92,9 +97,10 @@ def _tile_products(
     sizes: tl.constexpr,
     tile: tl.constexpr,
     precision: tl.constexpr,
-    M: tl.constexpr,  # noqa: N803
+    MORE: tl.constexpr,  # noqa: N803
 ):
-    """Compute N output features of the pairs of a tile, M at most."""
+    """Compute N output features of the pairs of a tile: of M at most, and MORE after these."""
+    M: tl.constexpr = tile.pairs  # noqa: N806
     N: tl.constexpr = tile.rows  # noqa: N806
     depth: tl.constexpr = tile.depth
     features: tl.constexpr = sizes.features
@@ -102,14 +108,20 @@ def _tile_products(
     num_spans: tl.constexpr = sizes.num_spans
     products: tl.constexpr = sizes.products
     gate: tl.constexpr = sizes.gate
+    top_k: tl.constexpr = sizes.top_k
     n = tl.program_id(0) * N + tl.arange(0, N)
     k = tl.arange(0, depth)
-    lanes = lanes_of(n, found, order, channels, sizes.top_k, gate, products, M)
+    lanes = lanes_of(n, found, order, channels, top_k, gate, products, M)
     row = lanes.row
     w_ptr = weight + row[:, None] * features + k[None, :]
     x_ptr = x + lanes.source[:, None] * features + k[None, :]
     total = tl.zeros((N, M), tl.float32)
     ups = tl.zeros((N, M), tl.float32)
+    if MORE:
+        beyond = lanes_of(n, after(found, M), order, channels, top_k, gate, products, MORE)
+        y_ptr = x + beyond.source[:, None] * features + k[None, :]
+        more = tl.zeros((N, MORE), tl.float32)
+        more_ups = tl.zeros((N, MORE), tl.float32)
     scales, up_scales = None, None
     if num_spans > 0:
         scales = weight_scales + row * num_spans
@@ -120,21 +132,30 @@ def _tile_products(
         inside = (k + step * depth < features)[None, :]
         x_tile = tl.load(x_ptr, mask=lanes.real[:, None] & (even | inside), other=0.0)
         own = tl.load(x_scales + lanes.source * num_spans + step) if num_spans > 0 else None
-        total = _add(total, w_ptr, x_tile, inside, scales, own, even, precision)
+        w_tile = _load(w_ptr, inside, even)
+        total = _add(total, w_tile, x_tile, scales, own, precision)
+        if MORE:
+            y_tile = tl.load(y_ptr, mask=beyond.real[:, None] & (even | inside), other=0.0)
+            more = _add(more, w_tile, y_tile, None, None, precision)
         if products == 2:
-            u_ptr = w_ptr + channels * features
-            ups = _add(ups, u_ptr, x_tile, inside, up_scales, own, even, precision)
+            u_tile = _load(w_ptr + channels * features, inside, even)
+            ups = _add(ups, u_tile, x_tile, up_scales, own, precision)
+            if MORE:
+                more_ups = _add(more_ups, u_tile, y_tile, None, None, precision)
         if num_spans > 0:
             scales += 1  # type: ignore[operator]
             up_scales += 1  # type: ignore[operator]
         w_ptr += depth
         x_ptr += depth
+        if MORE:
+            y_ptr += depth
     if weight_scales is not None and num_spans == 0:
-        row_scales = tl.load(x_scales + lanes.source)[None, :]
-        total *= tl.load(weight_scales + row)[:, None] * row_scales
+        total = _scaled(total, weight_scales, row, x_scales, lanes.source)
         if products == 2:
-            ups *= tl.load(weight_scales + row + channels)[:, None] * row_scales
+            ups = _scaled(ups, weight_scales, row + channels, x_scales, lanes.source)
     store_products(total, ups, bias, delta, out, lanes, channels, gate, products)
+    if MORE:
+        store_products(more, more_ups, bias, delta, out, beyond, channels, gate, products)
 
 
 @jit
@@ -153,22 +174,24 @@ def _grouped_kernel(
     tile: tl.constexpr,
     overlap: tl.constexpr,
 ):
-    """A program computes N output features of M pairs.
+    """A program computes N output features of a tile's pairs.
 
     With a gate, of tokens to places: the products that it joins. Without, of places to pairs.
     """
     begin_next(overlap)
     wait_for_last(overlap)
-    found = find(groups.starts, tl.program_id(1), sizes.num_experts, EXPERTS, tile.pairs)
+    tile_id = tl.program_id(1)
+    found = find(groups.starts, tile_id, sizes.num_experts, EXPERTS, tile.pairs, tile.more)
     if found.expert >= sizes.num_experts:
         return
     args = x, x_scales, weight, weight_scales, bias, delta, out, groups.order, found
-    if tile.few == 0:
-        _tile_products(*args, sizes, tile, precision, tile.pairs)
-    elif found.end - found.begin <= tile.few:
-        _tile_products(*args, sizes, tile, precision, tile.few)
+    count = found.end - found.begin
+    if tile.more == 0:
+        _tile_products(*args, sizes, tile, precision, 0)
+    elif (count > tile.pairs) & (count <= tile.pairs + tile.more):
+        _tile_products(*args, sizes, tile, precision, tile.more)
     else:
-        _tile_products(*args, sizes, tile, precision, tile.pairs)
+        _tile_products(*args, sizes, tile, precision, 0)
 
 
 def grouped_linear(
@@ -203,6 +226,7 @@ def grouped_linear(
     num_tiles = min(num_pairs, num_pairs // tile.pairs + num_experts)
     values, scales = (x, None) if isinstance(x, torch.Tensor) else x
     dtype = dtype or values.dtype
+    assert tile.more == 0 or scales is None
     out = torch.empty((num_pairs, channels), dtype=dtype, device=values.device)
     _grouped_kernel[(triton.cdiv(channels, tile.rows), num_tiles)](
         values,
@@ -245,7 +269,9 @@ def tile_of(num_pairs: int, num_experts: int, *, gated: bool) -> Tile:
     """The fast launch for a number of pairs."""
     pairs = _expected_pairs(num_pairs, num_experts)
     if pairs == MAX_PAIRS:
-        return Tile(pairs, 128, 64, 4 if gated else 3, 8, FEW_PAIRS)
+        if gated:
+            return Tile(pairs, 128, 64, 4, 8, MORE_PAIRS)
+        return Tile(pairs, 128, 64, 3, 8, MORE_PAIRS // 2)  # two programs share a processor
     return Tile(pairs, 64, 64, 4, 4)
 
 
@@ -255,5 +281,5 @@ def fp8_tile_of(num_pairs: int, num_experts: int, *, gated: bool, by_spans: bool
     if by_spans:  # sums of a span and of all take registers
         return Tile(min(pairs, 64), 64, SPAN, 4 if pairs < 64 else 3, 4)
     if pairs == MAX_PAIRS and gated:
-        return Tile(pairs, 128, SPAN, 3, 8, FEW_PAIRS)
+        return Tile(pairs, 128, SPAN, 3, 8)
     return Tile(min(pairs, 64), 64, SPAN, 4, 4)

@@ -21,19 +21,36 @@ class _Found(NamedTuple):
 
 
 @jit
-def find(starts, tile, num_experts: tl.constexpr, EXPERTS: tl.constexpr, M: tl.constexpr):  # noqa: N803
-    """Find a tile's expert, num_experts or more where there is no such tile, and its places."""
+def find(
+    starts,
+    tile,
+    num_experts: tl.constexpr,
+    EXPERTS: tl.constexpr,  # noqa: N803
+    M: tl.constexpr,  # noqa: N803
+    MORE: tl.constexpr = 0,  # noqa: N803
+):
+    """Find a tile's expert, num_experts or more where there is no such tile, and its places.
+
+    An expert's tiles have M pairs, its last one up to MORE beyond them; places end with the expert.
+    """
     e = tl.arange(0, EXPERTS)
     inside = e < num_experts
     begins = tl.load(starts + e, mask=inside, other=0)
     ends = tl.load(starts + e + 1, mask=inside, other=0)
-    num_tiles = (ends - begins + M - 1) // M
+    counts = ends - begins
+    num_tiles = (tl.maximum(counts - MORE, tl.minimum(counts, 1)) + M - 1) // M
     up_to = tl.cumsum(num_tiles, 0)
     expert = tl.sum((up_to <= tile).to(tl.int32), 0)
     is_it = e == expert
     before = tl.sum(tl.where(is_it, up_to - num_tiles, 0), 0)
     begin = tl.sum(tl.where(is_it, begins, 0), 0) + (tile - before) * M
     return _Found(expert, begin, tl.sum(tl.where(is_it, ends, 0), 0))
+
+
+@jit
+def after(found, M: tl.constexpr):  # noqa: N803
+    """What is left of a tile's places after the first M."""
+    return _Found(found.expert, found.begin + M, found.end)
 
 
 class _Lanes(NamedTuple):

@@ -20,9 +20,11 @@ from engine.kernels.decode.split_keys import DecodeScratch
 from engine.kernels.experts.few import SharedFew
 from engine.kernels.experts.few_router import route_few
 from engine.kernels.experts.gates import GELU_TANH, GPT_OSS, RELU2, SILU
-from engine.kernels.experts.groups import group_pairs_triton
+from engine.kernels.experts.grouped import grouped_linear
+from engine.kernels.experts.groups import Groups, group_pairs_triton
 from engine.kernels.experts.inputs import ordered_pairs_triton, rounded_pairs_triton
 from engine.kernels.experts.layer import experts_few, experts_few_beside
+from engine.kernels.experts.products import DenseExpertProduct
 from engine.kernels.experts.routing import RoutingRules, choose_experts_torch, choose_experts_triton
 from engine.kernels.fp8 import quantize_rows_torch
 from engine.kernels.norm import rms_norm_triton
@@ -90,6 +92,22 @@ def test_few_experts(gate: str, compiled: Compiler) -> None:
         for shares in (None, torch.ones(2)):
             experts_few_beside(x, routing, weights, shared, shares)
     assert {"_gate_up_kernel", "_down_kernel"} <= compiled.names
+
+
+@pytest.mark.parametrize(("gate", "programs"), [(SILU, 1), (None, 2)])
+def test_many_experts(gate: str | None, programs: int, compiled: Compiler) -> None:
+    """Their registers spill nowhere, and as many programs share a processor as are meant."""
+    num_pairs, num_experts = 8192 * 8, 256
+    weight = torch.zeros((num_experts, 64, 128), dtype=torch.bfloat16)
+    groups = Groups(
+        torch.zeros(num_experts + 1, dtype=torch.int32), torch.zeros(num_pairs, dtype=torch.int32)
+    )
+    x = torch.zeros((num_pairs if gate is None else 8192, 128), dtype=torch.bfloat16)
+    grouped_linear(x, DenseExpertProduct(weight), None, groups, 8, gate)
+    (kernel,) = compiled.compiled.values()
+    assert kernel.stack == 0
+    assert programs * kernel.registers * kernel.warps * 32 <= 1 << 16
+    assert programs * (kernel.shared + (1 << 10)) <= 228 << 10
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -200,10 +200,12 @@ def test_tiles_of_every_size_give_one_product(device: str) -> None:
         random_weights(4, 64, 48, torch.float32, device),
     )
     assert isinstance(weights.gate_up, DenseExpertProduct)
-    groups = group_pairs(some_routing(37, 4, 2, device).ids, 4)
+    # Some more than a tile of 16 holds, too many more, fewer; and an expert that no token takes.
+    experts = torch.tensor([0, 2, 3]).repeat_interleave(torch.tensor([24, 40, 10]))
+    groups = group_pairs(experts.to(device, torch.int32).view(37, 2), 4)
     outs = [
-        grouped_linear(x, weights.gate_up, None, groups, 2, SILU, Tile(pairs, rows, 32, 2, 4, few))
-        for pairs, rows, few in [(16, 32, 0), (32, 16, 0), (64, 64, 0), (16, 32, 8), (64, 64, 32)]
+        grouped_linear(x, weights.gate_up, None, groups, 2, SILU, Tile(pairs, rows, 32, 2, 4, more))
+        for pairs, rows, more in [(16, 32, 0), (32, 16, 0), (64, 64, 0), (16, 32, 16), (16, 16, 8)]
     ]
     for out in outs[1:]:
         torch.testing.assert_close(out, outs[0], rtol=1e-5, atol=1e-6)
