@@ -8,11 +8,11 @@ are given as 16-bit integers with the dtype "bfloat16", which numpy does not hav
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pybase64
 
 from server.errors import ApiError
 from server.schema.fields import PackedDtype
@@ -41,7 +41,7 @@ def unpacked(array: dict[str, Any]) -> npt.NDArray[Any]:
     Raises:
         LookupError, TypeError, ValueError: it is no such object.
     """
-    data = base64.b64decode(array["data"], validate=True)
+    data = pybase64.b64decode(array["data"], validate=True)
     if array["dtype"] == "bfloat16":
         bits = np.frombuffer(data, dtype="<u2").astype(np.uint32) << 16
         return bits.view(np.float32).reshape(array["shape"])
@@ -49,8 +49,11 @@ def unpacked(array: dict[str, Any]) -> npt.NDArray[Any]:
 
 
 def base64_of(array: npt.NDArray[Any]) -> str:
-    """The numbers of an array as base64, as they are in memory, the last index running fastest."""
-    return base64.b64encode(np.ascontiguousarray(array).data).decode("ascii")
+    """The numbers of an array as base64, as they are in memory, the last index running fastest.
+
+    The standard library takes 1.1 ms a MiB, of which a teacher asks for one each 1,024 positions.
+    """
+    return pybase64.b64encode_as_string(np.ascontiguousarray(array).data)
 
 
 def _bfloat16_bits(array: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Sequence, Sized
 from itertools import chain
 from typing import NamedTuple
@@ -27,6 +26,7 @@ from server.schema.ids import check_vocab
 from server.schema.model_name import check_model
 from server.schema.openapi import describes
 from server.scoring.pooling import EmbeddingPrompts, pooled
+from server.text.packed import base64_of
 from server.text.tokenizer import INLINE_CHARS, TEXT_CHARS
 
 router = APIRouter(tags=["embeddings"], route_class=PlainRoute)
@@ -134,7 +134,7 @@ def _field(index: int, inputs: Sized) -> str:
 
 
 def _base64(vectors: Float32Array) -> list[str]:
-    return [base64.b64encode(row.tobytes()).decode() for row in vectors]
+    return [base64_of(row) for row in vectors]
 
 
 def _reply(rows: Sequence[str | Float32Array], model: str, total: int) -> bytes:
