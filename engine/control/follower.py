@@ -63,6 +63,7 @@ class CommandFollower:
         self._engine = engine
         self._target: WeightTarget = "model"
         self._num_lacking = 0
+        self._largest_version: int | None = None
         self.state = EngineState(
             adapters=engine.adapters.named if engine.adapters else (),
             drafter="current" if engine.has_drafter_weights else "none",
@@ -140,7 +141,7 @@ class CommandFollower:
         if isinstance(command, SetVersion):
             self._check_version(command.version)
             self._engine.rename_weights(command.version)
-            self.change(weight_version=command.version)
+            self._note_version(command.version)
             return None
         if "weights" in self.state.asleep and not isinstance(command, InitGroup | EndGroup):
             raise ControlError("the weights are asleep: wake them up first", "asleep")
@@ -168,14 +169,14 @@ class CommandFollower:
         """
         num_updates, version = self.state.num_updates + 1, self.state.weight_version
         if self._target == "model":
-            following = max(num_updates, (_number(version) or 0) + 1)
+            following = max(num_updates, (self._largest_version or 0) + 1)
             version = str(following) if command.version is None else command.version
             self._num_lacking = max(0, self._num_lacking - report.num_weights)
         drafter = self._drafter_after(command, report)
         self._engine.switch_drafts(off=drafter == "off")
         self._engine.change_weights(version, num_updates)
+        self._note_version(version)
         self.change(
-            weight_version=version,
             num_updates=num_updates,
             last_update=report,
             weight_tag=secrets.token_hex(8),
@@ -192,13 +193,19 @@ class CommandFollower:
         return "off" if is_off else "stale"
 
     def _check_version(self, version: str) -> None:
-        """Refuse a number below the number that the weights have."""
-        now = self.state.weight_version
-        number, present = _number(version), _number(now)
-        if number is not None and present is not None and number < present:
+        """Refuse a number below the largest number that weights have had."""
+        number, largest = _number(version), self._largest_version
+        if number is not None and largest is not None and number < largest:
             raise WeightUpdateError(
-                f"weight version {version} is before {now}, the present one", "version_backwards"
+                f"weight version {version} is before {largest}, the largest so far",
+                "version_backwards",
             )
+
+    def _note_version(self, version: str) -> None:
+        """Enter a version that was checked."""
+        number = _number(version)
+        self._largest_version = self._largest_version if number is None else number
+        self.change(weight_version=version)
 
 
 def _number(version: str) -> int | None:

@@ -231,11 +231,28 @@ def test_bad_tensors_leave_the_old_weights(
     assert numbers(generated(server)) == before
 
 
-def test_a_version_does_not_go_back(server: Server) -> None:
-    update(server, MODEL_FOLDER, "12")
-    body = {"weight_dir": str(MODEL_FOLDER), "weight_version": "11"}
-    assert post(server, "/update_weights", body).json()["error"]["code"] == "version_backwards"
+def test_a_version_does_not_go_back(server: Server, other_weights: Path) -> None:
+    """Past a name as little; an update whose version is refused is finished with another."""
+    update(server, MODEL_FOLDER, "1200")
     update(server, MODEL_FOLDER, "own")
+    before = numbers(generated(server))
+    past = {"weight_version": "1199"}
+    folder = {"update_info": {"path": str(other_weights)}}
+    done(server, "/start_weight_update")
+    done(server, "/update_weights", folder)
+    for path, body in (
+        ("/update_weight_version", {"new_version": "1199"}),
+        ("/finish_weight_update", past),
+    ):
+        reply = post(server, path, body)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "version_backwards")
+        assert numbers(generated(server)) == before
+    done(server, "/finish_weight_update", {"weight_version": "1200"})
+    assert numbers(generated(server)) != before
+    reply = post(server, "/update_weights", past | {"weight_dir": str(MODEL_FOLDER)})
+    assert reply.json()["error"]["code"] == "version_backwards"
+    update(server, MODEL_FOLDER, "own")
+    assert numbers(generated(server)) == before
 
 
 def test_the_tutorial_trains(server: Server, tmp_path: Path) -> None:

@@ -343,6 +343,28 @@ def test_an_update_changes_version_tag_and_count() -> None:
     assert loop.commands.state.weight_version == "10", "not 3, the number of updates"
 
 
+def test_no_version_is_below_a_number_that_was_before_a_name() -> None:
+    """Nor one that is set, within an update or beside."""
+    loop = Loop()
+    finish(loop, version="7")
+    loop.send(RunWeights(weights=BeginUpdate()))
+    loop.send(RunWeights(weights=SetVersion(version="name")))
+    state = loop.last().state
+    for command in (SetVersion(version="5"), FinishUpdate(version="6")):
+        loop.send(RunWeights(weights=command))
+        assert loop.last().code == "version_backwards"
+        assert (
+            loop.replies[-1].error
+            == f"weight version {command.version} is before 7, the largest so far"
+        )
+        assert loop.commands.state == state
+        assert command not in loop.runner.weight_commands
+    loop.send(RunWeights(weights=FinishUpdate(version="7")))
+    assert loop.last().state.weight_version == "7", "refused for its version, an update goes on"
+    assert finish(loop, version="other").weight_version == "other"
+    assert finish(loop).weight_version == "8"
+
+
 DRAFTING = DraftRules(num_tokens=3, max_rows=9, has_cache=True, draws_differ=True)
 PINNED = SamplingParams(seed=1)
 
