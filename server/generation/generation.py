@@ -129,7 +129,7 @@ class Generation:
             prompt_logprobs=wanted,
             report_origins=spec.form.origins,
             cache_salt=spec.cache_salt,
-            name=spec.reply_id,
+            name=spec.name_of(prompt_idx),
             adapter=prepared.adapter,
             grammar=prepared.grammar,
             thinking_budget=spec.constraints.budget,

@@ -39,6 +39,8 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
         fits_context: a choice with less room in the context has that as its limit; else the request
             is refused.
         n: choices of each prompt.
+        prompt_names: names each prompt's request, by which it may be aborted; without them all have
+            the reply's id.
         stream_interval: tokens between two chunks of a stream, at least.
         add_special_tokens: the tokenizer adds its beginning of text to prompts that are texts.
         truncation: None leaves prompts whole.
@@ -56,6 +58,11 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     priority: int = 0
     cache_salt: str = ""
+    prompt_names: tuple[str, ...] = ()
     stream_interval: int = 1
     add_special_tokens: bool = True
     truncation: Truncation | None = None
+
+    def name_of(self, prompt_idx: int) -> str:
+        """The name of a prompt's request."""
+        return self.prompt_names[prompt_idx] if self.prompt_names else self.reply_id

@@ -48,7 +48,6 @@ class GenerateRenderer(Renderer):
         self._body = body
         self._shows = prepared.spec.params.logprobs is not None and bool(body.return_logprob)
         self._written: dict[int, _Written] = {}
-        self._rids = body.rid if isinstance(body.rid, list) else None
         self._is_batch = self._is_several()
 
     def _is_several(self) -> bool:
@@ -79,7 +78,7 @@ class GenerateRenderer(Renderer):
         """What a choice has said with this piece, and what is known of it."""
         written = self._take(choice, piece)
         meta: Json = {
-            "id": self._id(choice),
+            "id": self._prepared.spec.name_of(choice.prompt_idx),
             "finish_reason": written.end or None,
             "prompt_tokens": len(self._prepared.prompts[choice.prompt_idx].token_ids),
             "completion_tokens": len(written.token_ids),
@@ -93,11 +92,6 @@ class GenerateRenderer(Renderer):
             meta["weight_versions"] = list(map(msgspec.structs.asdict, piece.weight_versions))
             meta |= _routes(choice.routes)
         return {"text": written.text, "output_ids": written.token_ids, "meta_info": meta}
-
-    def _id(self, choice: ReplyChoice) -> str:
-        if self._rids is not None and choice.prompt_idx < len(self._rids):
-            return self._rids[choice.prompt_idx]
-        return self._prepared.spec.reply_id
 
     def _about_prompt(self, token_ids: Int32Array, reported: PromptLogprobs | None) -> Json:
         """Values of the prompt's tokens from the one before the first that has any."""

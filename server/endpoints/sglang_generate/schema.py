@@ -90,7 +90,9 @@ class GenerateRequest(BodyModel):
         None, description="How tokens are drawn; a list must hold the same for every prompt."
     )
     rid: str | list[str] | None = Field(
-        None, description="Names of the requests, by which they may be aborted."
+        None,
+        description="Names the requests, by which they may be aborted: a list has a name for each "
+        "prompt.",
     )
     return_logprob: bool | list[bool] | None = Field(
         None, description="The reply shows the logprob of each generated token."

@@ -63,6 +63,7 @@ async def generate_spec(
         n=wanted.n or 1,
         priority=body.priority or 0,
         cache_salt=body.extra_key or "",
+        prompt_names=_names(body.rid, len(prompts)),
         stream_interval=wanted.stream_interval or 1,
     )
 
@@ -75,6 +76,16 @@ def _prompts(body: GenerateRequest) -> tuple[Prompts, ClientNames]:
     if isinstance(prompts[0], str) != (field == "text"):
         raise bad_request(field, f"{field} must hold {'texts' if field == 'text' else 'ids'}")
     return prompts, ClientNames(NAMES, prompts=field)
+
+
+def _names(rid: str | list[str] | None, num_prompts: int) -> tuple[str, ...]:
+    """The names of a batch's requests, where each has its own."""
+    if not isinstance(rid, list):
+        return ()
+    if len(rid) != num_prompts:
+        words = f"a list rid must have one name for each prompt ({num_prompts}), got {len(rid)}"
+        raise bad_request("rid", words)
+    return tuple(rid)
 
 
 def _model(adapter: str | None, served: ServedModel) -> str:

@@ -117,6 +117,7 @@ async def test_batches_are_lists_in_order(site: Site) -> None:
         site, input_ids=[PROMPT, [65]], sampling_params=[params, params], rid=["a", "b"]
     )
     assert [each["meta_info"]["id"] for each in batch] == ["a", "b"]
+    assert [request.name for request in site.engine.requests] == ["a", "b"], "to be aborted by"
     assert [each["output_ids"] for each in batch] == [PROMPT[:1], [65]]
     several = await generated(site, text="xy", sampling_params={"max_new_tokens": 1, "n": 2})
     assert [each["text"] for each in several] == ["x", "y"]
@@ -188,6 +189,9 @@ async def test_parameters_have_our_names(site: Site) -> None:
         ({"text": "x", "return_routed_experts": True}, "return_routed_experts"),
         ({"text": ["x", "y"], "sampling_params": [{"n": 1}, {"n": 2}]}, "sampling_params"),
         ({"text": "x", "sampling_params": {"json_schema": "{"}}, "sampling_params.json_schema"),
+        ({"text": ["x", "y"], "rid": ["a"]}, "rid"),
+        ({"text": "x", "rid": ["a", "b"]}, "rid"),
+        ({"input_ids": [1, 2], "rid": []}, "rid"),
     ],
 )
 async def test_bad_fields_are_named(site: Site, body: dict[str, Any], param: str) -> None:
