@@ -26,9 +26,9 @@ class WeightUpdateError(ControlError):
     """A command that was not followed: the old weights are still served.
 
     Attributes:
-        code: "unknown_weight", "wrong_shape", "wrong_dtype", "not_finite", "no_update",
-            "update_in_progress", "version_backwards", "group_timeout", "unknown_group",
-            "bad_source" or "fixed_weight".
+        code: "unknown_weight", "wrong_shape", "wrong_dtype", "not_finite", "no_tensors",
+            "no_update", "update_in_progress", "version_backwards", "group_timeout",
+            "unknown_group", "bad_source" or "fixed_weight".
     """
 
 

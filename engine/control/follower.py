@@ -150,7 +150,8 @@ class CommandFollower:
         if isinstance(command, BeginUpdate):
             self._target = command.target
         reply = self._engine.run_weights(command)
-        if isinstance(reply, UpdateReport) and isinstance(command, FinishUpdate):
+        if isinstance(command, FinishUpdate):
+            assert isinstance(reply, UpdateReport)
             self._enter_update(command, reply)
         return reply
 
@@ -165,8 +166,10 @@ class CommandFollower:
 
         The keys of a drafter are in the blocks of the model's, and drafts that are sampled decide
         which tokens a seed draws: an update of the drafter alone has all consequences but another
-        version.
+        version. One whose tensors were all passed over wrote none.
         """
+        if not report.num_weights:
+            return
         num_updates, version = self.state.num_updates + 1, self.state.weight_version
         if self._target == "model":
             following = max(num_updates, (self._largest_version or 0) + 1)

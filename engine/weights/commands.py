@@ -128,8 +128,9 @@ class RankWeights:
         return received(command.source, self._groups, self._device, self._exchange)
 
     def _finish(self) -> UpdateReport:
-        self._agreed(self._begun)
-        update, self._update = self._begun(), None
+        update = agreed(self._begun, self._exchange)
+        self._update = None
+        self._agreed(update.check_received)
         has_draft = update.has(self._own_of_drafter)
         start = time.perf_counter()
         try:

@@ -51,6 +51,7 @@ class WeightUpdate:
         self._staged: dict[NamedWeight, list[_Staged]] = {}
         self.num_tensors, self.num_bytes, self.seconds = 0, 0, 0.0
         self._room: int | None = None
+        self._is_empty = True
 
     def add(self, tensors: Iterable[ReceivedTensor]) -> None:
         """Check tensors, and keep them.
@@ -60,6 +61,7 @@ class WeightUpdate:
             WeightError: a shape, a type, or what lays others out is another.
         """
         for tensor in tensors:
+            self._is_empty = False
             if self._passes(tensor.name) and not self._names.knows(tensor.name):
                 continue
             pieces = self._names.pieces(tensor.name, tensor.info)
@@ -68,6 +70,12 @@ class WeightUpdate:
                 self._add(_Staged(piece, tensor.name, load))
             self.num_tensors += 1
             self.num_bytes += tensor.num_bytes
+
+    def check_received(self) -> None:
+        """Refuse an update that received nothing, not even what is passed over."""
+        if self._is_empty:
+            words = "the update has no tensors: the weights are as they were"
+            raise WeightUpdateError(words, "no_tensors")
 
     def _add(self, staged: _Staged) -> None:
         weight = staged.piece.weight

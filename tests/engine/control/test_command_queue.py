@@ -365,6 +365,16 @@ def test_no_version_is_below_a_number_that_was_before_a_name() -> None:
     assert finish(loop).weight_version == "8"
 
 
+def test_an_update_that_wrote_nothing_changes_nothing() -> None:
+    """Of tensors that the model does not load."""
+    loop = Loop(drafting=DRAFTING)
+    before = loop.commands.state
+    loop.runner.num_written = 0
+    assert finish(loop, version="7", drafter="off") == before
+    loop.runner.num_written = 1
+    assert finish(loop, version="6").weight_version == "6", "7 was the version of no weights"
+
+
 DRAFTING = DraftRules(num_tokens=3, max_rows=9, has_cache=True, draws_differ=True)
 PINNED = SamplingParams(seed=1)
 

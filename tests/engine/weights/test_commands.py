@@ -153,8 +153,21 @@ def test_updates_begin_and_end_in_turn(models: Models) -> None:
     models.room.run(AbandonUpdate())
     models.assert_old()
     models.room.run(SetVersion(version="7"))
-    update(models.room)
     models.assert_old()
+
+
+def test_an_update_must_have_tensors(models: Models) -> None:
+    """One of its parts need not, nor must the model load what it has."""
+    for parts in ((), (given({}),)):
+        with pytest.raises(WeightUpdateError, match="update has no tensors") as error:
+            update(models.room, *parts)
+        assert error.value.code == "no_tensors"
+        models.assert_old()
+    passed_over = given({"mtp.norm.weight": torch.zeros(32)})
+    assert update(models.room, passed_over).num_weights == 0
+    models.assert_old()
+    update(models.room, given({}), given(models.new), passed_over, given({}))
+    models.assert_new()
 
 
 def test_a_write_that_fails_midway_ends_the_engine(models: Models) -> None:
