@@ -122,16 +122,23 @@ class BeginUpdate(WeightCommand, tag="begin", frozen=True, kw_only=True):
 
     Attributes:
         check: refuse tensors with numbers that are not finite.
+        takes_parts: what would be an update of its own meanwhile is a part of this one.
     """
 
     target: WeightTarget = "model"
     check: bool = False
+    takes_parts: bool = False
 
 
 class ReceiveTensors(WeightCommand, tag="receive", frozen=True, kw_only=True):
-    """Receive tensors, to be written when the update is finished."""
+    """Receive tensors, to be written when the update is finished.
+
+    Attributes:
+        is_part: refused, and the update goes on, unless that takes parts.
+    """
 
     source: AnySource
+    is_part: bool = False
 
 
 class FinishUpdate(WeightCommand, tag="finish", frozen=True, kw_only=True):

@@ -64,12 +64,14 @@ class RankWeights:
         self._device, self._exchange = device, exchange
         self._groups = WeightGroups(device, exchange)
         self._update: WeightUpdate | None = None
+        self._takes_parts = False
 
     def run(self, command: AnyWeightCommand) -> WeightReply:
         """Follow a command, while no step is in flight.
 
         Raises:
-            WeightUpdateError: on all ranks; the weights are as they were, and no update goes on.
+            WeightUpdateError: on all ranks; the weights are as they were. Of tensors, or an end
+                without any, it ends the update.
             RunnerLostError: some weights were written and others not.
         """
         match command:
@@ -109,6 +111,7 @@ class RankWeights:
         named = self._joint if command.target == "model" else self._weights["draft"]
         passes, device = _passes(named), self._device
         self._update = WeightUpdate(NameMap(named), passes, device, check=command.check)
+        self._takes_parts = command.takes_parts
 
     def _begun(self) -> WeightUpdate:
         if self._update is None:
@@ -117,6 +120,9 @@ class RankWeights:
 
     def _receive(self, command: ReceiveTensors) -> None:
         start = time.perf_counter()
+        if command.is_part and self._update is not None and not self._takes_parts:
+            words = "an update in the middle of another: finish that first"
+            raise WeightUpdateError(words, "update_in_progress")
         try:
             self._agreed(lambda: self._begun().add(self._received(command)))
         except WeightUpdateError:

@@ -56,14 +56,14 @@ async def update_weights(
     """Do all of an update; raises as `steer`, and the old weights are still there.
 
     Args:
-        joins: where an update was begun, be a part of it, which is not finished here.
+        joins: where an update was begun that takes parts, be one, which is not finished here.
     """
     try:
         await run_weights(BeginUpdate(target=target), context)
     except ApiError as error:
         if not joins or error.code != "update_in_progress":
             raise
-        await run_weights(ReceiveTensors(source=source), context)
+        await run_weights(ReceiveTensors(source=source, is_part=True), context)
         return
     try:
         await run_weights(ReceiveTensors(source=source), context)

@@ -231,6 +231,24 @@ def test_bad_tensors_leave_the_old_weights(
     assert numbers(generated(server)) == before
 
 
+def test_an_update_in_the_middle_of_another_is_refused(server: Server, other_weights: Path) -> None:
+    """Which goes on: its trainer does not know of the intruder."""
+    before = numbers(generated(server))
+    done(server, "/start_weight_update")
+    reply = post(server, "/update_weights_from_disk", {"model_path": str(other_weights)})
+    assert (reply.status_code, reply.json()["success"]) == (400, False)
+    assert "in the middle of another" in reply.json()["message"]
+    done(server, "/update_weights", {"update_info": {"path": str(MODEL_FOLDER)}})
+    done(server, "/finish_weight_update", {"weight_version": "own"})
+    assert numbers(generated(server)) == before
+    done(server, "/begin_weight_update")
+    assert done(server, "/update_weights_from_disk", {"model_path": str(other_weights)})["success"]
+    assert numbers(generated(server)) == before
+    done(server, "/end_weight_update")
+    assert numbers(generated(server)) != before
+    update(server, MODEL_FOLDER, "own")
+
+
 def test_a_version_does_not_go_back(server: Server, other_weights: Path) -> None:
     """Past a name as little; an update whose version is refused is finished with another."""
     update(server, MODEL_FOLDER, "1200")

@@ -142,7 +142,8 @@ async def begin_weight_update(request: Request) -> Response:
     """Let the next updates be parts of one, which `/end_weight_update` writes."""
     context = context_of(request)
     body = await context.bodies.read_optional(request, BeginBody)
-    return await _outcome(run_weights(BeginUpdate(target=_target(body.selector)), context))
+    begin = BeginUpdate(target=_target(body.selector), takes_parts=True)
+    return await _outcome(run_weights(begin, context))
 
 
 @router.post("/end_weight_update", **_steers(EndBody, may_be_empty=True))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from engine.config import ModelConfig
@@ -153,6 +154,24 @@ def test_updates_begin_and_end_in_turn(models: Models) -> None:
     models.room.run(AbandonUpdate())
     models.assert_old()
     models.room.run(SetVersion(version="7"))
+    models.assert_old()
+
+
+def test_a_part_joins_no_update_that_takes_none(models: Models) -> None:
+    """The update that it would disturb goes on."""
+    part = replace(given(models.old), is_part=True)
+    with pytest.raises(WeightUpdateError, match="no update was begun"):
+        models.room.run(part)
+    models.room.run(BeginUpdate())
+    with pytest.raises(WeightUpdateError, match="in the middle of another") as error:
+        models.room.run(part)
+    assert error.value.code == "update_in_progress"
+    models.room.run(given(models.new))
+    models.room.run(FinishUpdate())
+    models.assert_new()
+    models.room.run(BeginUpdate(takes_parts=True))
+    models.room.run(part)
+    models.room.run(FinishUpdate())
     models.assert_old()
 
 
