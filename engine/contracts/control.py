@@ -108,7 +108,8 @@ class Sleep(Command, tag="sleep", frozen=True, kw_only=True):
 
     Attributes:
         parts: of the memory.
-        keeps_weights: weights are kept on the host; else they are let go.
+        keeps_weights: weights are kept on the host; else they are let go, also those that sleep
+            there already.
     """
 
     parts: tuple[MemoryPart, ...] = MEMORY_PARTS

@@ -112,14 +112,19 @@ class CommandFollower:
         if not self.state.is_paused and (count := self._engine.num_ending):
             words = f"{count} choices or scoring requests have not ended: pause the engine first"
             raise ControlError(words, "busy")
-        parts = [part for part in command.parts if part not in self.state.asleep]
-        if "weights" in parts and not command.keeps_weights:
-            weights = self._engine.run_weights(ListWeights())
-            assert isinstance(weights, WeightList)
-            self._num_lacking = len(weights.weights)
+        lets_go = "weights" in command.parts and not command.keeps_weights
+        parts = [
+            part
+            for part in command.parts
+            if part not in self.state.asleep or (lets_go and part == "weights")
+        ]
         if "kv_cache" in parts:
             self._engine.forget_prefixes(restarts=True)
         self._engine.give_back(parts, keeps_weights=command.keeps_weights)
+        if lets_go:
+            weights = self._engine.run_weights(ListWeights())
+            assert isinstance(weights, WeightList)
+            self._num_lacking = len(weights.weights)
         asleep = {*self.state.asleep, *parts}
         self.change(
             refuses=self.state.refuses or not self.state.is_paused,

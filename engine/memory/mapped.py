@@ -190,12 +190,17 @@ class MappedMemory:
         """Nothing is to be noted: a part is what was allocated for it."""
 
     def give_back(self, part: MemoryPart, *, keep: bool) -> None:
-        """Unmap a part; `keep` copies it to pinned memory of the host before."""
+        """Unmap a part; `keep` copies it to pinned memory of the host before.
+
+        Of a part that is unmapped already, without `keep` the copy is let go.
+        """
         torch.cuda.synchronize(self._device)
         for segment in self._segments(part):
+            keeps = keep or segment.size <= SMALL_SEGMENT
             if segment.handle is None:
+                segment.kept = segment.kept if keeps else None
                 continue
-            if keep or segment.size <= SMALL_SEGMENT:
+            if keeps:
                 segment.kept = torch.empty(segment.size, dtype=torch.uint8, pin_memory=True)
                 self._driver.to_host(segment.kept, segment.address)
             self._driver.unmap(segment.address, segment.size, segment.handle)

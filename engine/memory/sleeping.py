@@ -34,7 +34,7 @@ class SleepingMemory(Protocol):
         ...
 
     def give_back(self, part: MemoryPart, *, keep: bool) -> None:
-        """Give a part back; `keep` copies it to the host before."""
+        """Give a part back; `keep` copies it to the host before, else a copy there is let go."""
         ...
 
     def take_again(self, part: MemoryPart) -> None:

@@ -94,6 +94,7 @@ class PagedFake:
         self.num_written = 3
         self.has_draft = False
         self.asleep: set[MemoryPart] = set()
+        self.given_back: list[tuple[tuple[MemoryPart, ...], bool]] = []
         self.max_len = max_len
         width = max_len + 2 * num_drafts + 2
         self.tokens = np.full((max_rows, width), -1, dtype=np.int32)
@@ -176,6 +177,7 @@ class PagedFake:
         if self.refusal is not None:
             raise self.refusal
         self.asleep |= set(parts)
+        self.given_back.append((tuple(parts), keeps_weights))
         if "kv_cache" in parts:
             self.keys[:] = -1  # what is found there afterwards is no key
 

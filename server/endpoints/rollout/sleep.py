@@ -18,19 +18,22 @@ from server.schema.query import read_query
 
 router = APIRouter(tags=["rollouts"], route_class=PlainRoute)
 
-LET_GO = 2
-"""The level of sleep at which weights are not kept on the host."""
+KEPT, LET_GO = 1, 2
+"""Levels of sleep: weights are kept on the host, or not."""
 
 
 @router.post("/sleep", **queries(SleepQuery, SleepingReply))
 async def sleep(request: Request) -> Response:
     """Pause, and give back the memory of weights and cache until `/wake_up`."""
     query, context = read_query(SleepQuery, request.query_params), context_of(request)
-    await steer(Pause(mode=query.mode, refuses=query.new_requests != "queue"), context)
+    pause = Pause(mode=query.mode, refuses=query.new_requests != "queue")
+    state = (await steer(pause, context)).state
     if query.level:
         parts: tuple[MemoryPart, ...] = tuple(query.tags) or MEMORY_PARTS
-        await steer(Sleep(parts=parts, keeps_weights=query.level < LET_GO), context)
-    return json_response({"status": "sleeping", "level": query.level})
+        command = Sleep(parts=parts, keeps_weights=query.level < LET_GO)
+        state = (await steer(command, context)).state
+    level = (LET_GO if state.lacks_weights else KEPT) if state.asleep else 0
+    return json_response({"status": "sleeping", "level": level})
 
 
 @router.post("/wake_up", **queries(WakeQuery, AwakeReply))

@@ -16,6 +16,7 @@ from engine.contracts.control import (
     ControlRequest,
     EngineState,
     FlushPrefixes,
+    MemoryPart,
     Pause,
     PauseMode,
     Resume,
@@ -513,6 +514,27 @@ def test_weights_that_were_let_go_must_all_be_written_again() -> None:
     assert loop.inbox.versions[1, 0] == ["2"]
 
 
+@pytest.mark.parametrize("parts", [("weights", "kv_cache"), ("weights",)])
+def test_weights_that_sleep_on_the_host_are_let_go(parts: tuple[MemoryPart, ...]) -> None:
+    loop = Loop()
+    loop.send(Sleep())
+    assert not loop.last().state.lacks_weights
+    loop.send(Sleep(parts=("kv_cache",), keeps_weights=False))
+    assert not loop.last().state.lacks_weights
+    loop.send(Sleep(parts=parts, keeps_weights=False))
+    assert loop.last().state.lacks_weights
+    loop.send(Sleep())
+    assert loop.last().state.lacks_weights, "what is gone is not kept"
+    assert loop.runner.given_back == [
+        (("weights", "kv_cache"), True),
+        ((), False),
+        (("weights",), False),
+        ((), True),
+    ]
+    loop.send(WakeUp())
+    assert loop.last().state == EngineState(lacks_weights=True, refuses=True)
+
+
 def test_only_a_command_about_weights_has_their_reply() -> None:
     loop = Loop()
     loop.send(RunWeights(weights=FinishUpdate()))
@@ -527,3 +549,16 @@ def test_memory_that_cannot_be_given_back_is_refused() -> None:
     loop.send(Sleep(parts=("kv_cache",)))
     assert loop.last().code == "no_sleep"
     assert loop.commands.state == EngineState()
+
+
+def test_weights_that_could_not_be_let_go_are_not_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ControlError("no", "no_sleep")
+
+    monkeypatch.setattr(loop.runner, "give_back", refuse)
+    loop.send(Sleep(keeps_weights=False))
+    assert loop.last().code == "no_sleep"
+    loop.runner.num_written = 1
+    assert not finish(loop).lacks_weights

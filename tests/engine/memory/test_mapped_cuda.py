@@ -43,6 +43,15 @@ def test_a_part_is_given_back_and_has_its_contents_and_addresses_again() -> None
     assert abs(free_bytes() - awake) < 64 * MIB
 
 
+def test_what_was_kept_is_let_go() -> None:
+    memory = MappedMemory(DEVICE)
+    weights = made(memory, "weights", 64 * MIB, 3.0)
+    memory.give_back("weights", keep=True)
+    memory.give_back("weights", keep=False)
+    memory.take_again("weights")
+    assert not weights.any()
+
+
 def test_a_graph_that_was_captured_before_reads_what_is_there_after() -> None:
     memory = MappedMemory(DEVICE)
     weights = made(memory, "weights", 64 * MIB, 2.0)

@@ -24,6 +24,23 @@ async def test_sleep(steered: Site, query: str, commands: list[Pause | Sleep]) -
     assert steered.engine.commands == commands
 
 
+@pytest.mark.parametrize(
+    ("state", "level"),
+    [
+        (EngineState(is_paused=True), 0),
+        (EngineState(asleep=("kv_cache",)), 1),
+        (EngineState(asleep=("weights", "kv_cache")), 1),
+        (EngineState(asleep=("weights",), lacks_weights=True), 2),
+    ],
+)
+async def test_the_level_is_the_engine_s(steered: Site, state: EngineState, level: int) -> None:
+    """Whatever was asked for: it may have slept before."""
+    steered.engine.state = state
+    for asked in (0, 1, 2):
+        reply = await steered.client.post(f"/sleep?level={asked}")
+        assert reply.json() == {"status": "sleeping", "level": level}
+
+
 async def test_wake_up_by_parts(steered: Site) -> None:
     steered.engine.state = EngineState(asleep=("kv_cache",))
     reply = await steered.client.post("/wake_up?tags=weights")
