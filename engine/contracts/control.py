@@ -30,7 +30,8 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     """What keeps an engine from planning steps, and which weights and adapters it has.
 
     Attributes:
-        is_paused: no step is planned until a `Resume`, or it waits for the last requests to end.
+        is_paused: no step is planned until the pause ends, or it waits for the last requests to
+            end.
         refuses: requests that come now are not to wait until it goes on.
         asleep: parts of the memory that were given back, in the order of `MEMORY_PARTS`.
         lacks_weights: weights were let go, and not all of them were written again.
@@ -71,15 +72,17 @@ class Pause(Command, tag="pause", frozen=True, kw_only=True):
             it between two steps, to go on later with its seed, its grammar and its logprobs.
         forgets: forget all prefixes, and let choices that go on compute their keys again.
         refuses: as in `EngineState`.
+        for_sleep: it ends once all is awake, unless the engine is paused otherwise.
     """
 
     mode: PauseMode = "abort"
     forgets: bool = True
     refuses: bool = True
+    for_sleep: bool = False
 
 
 class Resume(Command, tag="resume", frozen=True, kw_only=True):
-    """Go on after a `Pause`."""
+    """End a `Pause`; an engine that sleeps or lacks weights goes on once it does not."""
 
 
 class FlushPrefixes(Command, tag="flush", frozen=True, kw_only=True):
@@ -121,11 +124,9 @@ class WakeUp(Command, tag="wake", frozen=True, kw_only=True):
 
     Attributes:
         parts: of those that are asleep.
-        resumes: go on once none is.
     """
 
     parts: tuple[MemoryPart, ...] = MEMORY_PARTS
-    resumes: bool = True
 
 
 class LoadAdapter(Command, tag="load_adapter", frozen=True, kw_only=True):

@@ -118,7 +118,7 @@ class CommandQueue:
         if not isinstance(command, Pause):
             self._engine.hold()
             return
-        self._follower.change(is_paused=True, refuses=command.refuses)
+        self._follower.enter_pause(command)
         if command.mode == "abort":
             self._engine.abort_named(None)
         if command.mode == "wait":

@@ -63,6 +63,7 @@ class CommandFollower:
         self._engine = engine
         self._target: WeightTarget = "model"
         self._num_lacking = 0
+        self._outlasts_sleep = True
         self._largest_version: int | None = None
         self.state = EngineState(
             adapters=engine.adapters.named if engine.adapters else (),
@@ -73,6 +74,12 @@ class CommandFollower:
         """Change the state; an engine that nothing holds refuses nothing."""
         state = structs.replace(self.state, **changes)
         self.state = structs.replace(state, refuses=state.refuses and state.is_held)
+
+    def enter_pause(self, command: Pause) -> None:
+        """Note a pause that begins; one before or after a sleep outlasts it."""
+        is_paused = self.state.is_paused
+        self._outlasts_sleep = not command.for_sleep or (is_paused and self._outlasts_sleep)
+        self.change(is_paused=True, refuses=command.refuses)
 
     def follow(self, command: AnyCommand) -> Followed:
         """Follow a command, with no step in flight; raises `ControlError`."""
@@ -137,8 +144,8 @@ class CommandFollower:
         parts = [part for part in state.asleep if part in command.parts]
         self._engine.take_again(parts)
         asleep = tuple(part for part in state.asleep if part not in parts)
-        goes_on = command.resumes and not asleep
-        self.change(asleep=asleep, is_paused=state.is_paused and not goes_on)
+        is_paused = state.is_paused and (self._outlasts_sleep or bool(asleep))
+        self.change(asleep=asleep, is_paused=is_paused)
 
     # -- weights ----------------------------------------------------------------------------
 

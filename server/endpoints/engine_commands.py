@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Literal
 
-from engine.contracts.control import AnyCommand, ControlReply, RunWeights
+from engine.contracts.control import AnyCommand, ControlReply, Resume, RunWeights
 from engine.contracts.weights import (
     AbandonUpdate,
     AnySource,
@@ -38,6 +39,14 @@ async def steer(command: AnyCommand, context: Context) -> ControlReply:
         raise ApiError(status, str(error), code=error.code) from None
     except EngineDeadError as error:
         raise lost_engine(error) from error
+
+
+async def end_pause(context: Context) -> Literal["resumed", "asleep", "no_weights"]:
+    """End a pause; returns what holds the engine still, "resumed" where nothing does."""
+    state = (await steer(Resume(), context)).state
+    if state.asleep:
+        return "asleep"
+    return "no_weights" if state.lacks_weights else "resumed"
 
 
 async def run_weights(command: AnyWeightCommand, context: Context) -> WeightReply:

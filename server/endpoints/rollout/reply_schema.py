@@ -15,9 +15,12 @@ class PausedReply(BaseModel):
 
 
 class ResumedReply(BaseModel):
-    """The engine goes on."""
+    """The pause has ended."""
 
-    status: Literal["resumed"]
+    status: Literal["resumed", "asleep", "no_weights"] = Field(
+        description="`asleep` and `no_weights` hold the engine still: it goes on once it is awake, "
+        "or once its weights are written."
+    )
 
 
 class IsPausedReply(BaseModel):

@@ -6,9 +6,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.contracts.control import AbortRequests, FlushPrefixes, Pause, Resume
+from engine.contracts.control import AbortRequests, FlushPrefixes, Pause
 from server.context import context_of
-from server.endpoints.engine_commands import steer
+from server.endpoints.engine_commands import end_pause, steer
 from server.endpoints.plain import PlainRoute
 from server.endpoints.rollout.reply_schema import (
     AbortedReply,
@@ -44,9 +44,8 @@ async def pause(request: Request) -> Response:
 
 @router.post("/resume", responses=replies(ResumedReply, 409))
 async def resume(request: Request) -> Response:
-    """Go on after a pause."""
-    await steer(Resume(), context_of(request))
-    return json_response({"status": "resumed"})
+    """Go on after a pause; where the engine sleeps, once it is awake."""
+    return json_response({"status": await end_pause(context_of(request))})
 
 
 @router.get("/is_paused", responses=replies(IsPausedReply))

@@ -69,7 +69,7 @@ def _command(body: RpcBody) -> AnyCommand:
         case "skyrl_wake_for_weight_sync":
             tags = arguments(WakeArguments).tags
             parts = tuple(part for part in MEMORY_PARTS if part in tags)
-            return WakeUp(parts=parts, resumes=False)
+            return WakeUp(parts=parts)
 
 
 def _shared(buffer: SharedBuffer) -> IpcSource:

@@ -26,7 +26,8 @@ KEPT, LET_GO = 1, 2
 async def sleep(request: Request) -> Response:
     """Pause, and give back the memory of weights and cache until `/wake_up`."""
     query, context = read_query(SleepQuery, request.query_params), context_of(request)
-    pause = Pause(mode=query.mode, refuses=query.new_requests != "queue")
+    refuses = query.new_requests != "queue"
+    pause = Pause(mode=query.mode, refuses=refuses, for_sleep=True)
     state = (await steer(pause, context)).state
     if query.level:
         parts: tuple[MemoryPart, ...] = tuple(query.tags) or MEMORY_PARTS
@@ -38,7 +39,7 @@ async def sleep(request: Request) -> Response:
 
 @router.post("/wake_up", **queries(WakeQuery, AwakeReply))
 async def wake_up(request: Request) -> Response:
-    """Take memory again, all or by parts; with the last part the engine goes on."""
+    """Take memory again, all or by parts; with the last the engine goes on, unless it is paused."""
     query, context = read_query(WakeQuery, request.query_params), context_of(request)
     parts: tuple[MemoryPart, ...] = tuple(query.tags) or MEMORY_PARTS
     reply = await steer(WakeUp(parts=parts), context)

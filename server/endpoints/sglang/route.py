@@ -9,9 +9,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from engine.contracts.control import AbortRequests, FlushPrefixes, Pause, Resume
+from engine.contracts.control import AbortRequests, FlushPrefixes, Pause
 from server.context import context_of
-from server.endpoints.engine_commands import steer
+from server.endpoints.engine_commands import end_pause, steer
 from server.endpoints.plain import PlainRoute
 from server.endpoints.sglang.reply_schema import StatusMessageReply
 from server.endpoints.sglang.schema import (
@@ -50,11 +50,14 @@ async def pause_generation(request: Request) -> Response:
     "/continue_generation", **steers(ContinueGenerationBody, StatusMessageReply, may_be_empty=True)
 )
 async def continue_generation(request: Request) -> Response:
-    """Go on after a pause."""
+    """Go on after a pause; where the engine sleeps, once it is awake."""
     context = context_of(request)
     await context.bodies.read_optional(request, ContinueGenerationBody)
-    await steer(Resume(), context)
-    return json_response({"message": "Generation continued successfully.", "status": "ok"})
+    status = await end_pause(context)
+    message = "Generation continued successfully."
+    if status != "resumed":
+        message = f"Generation continues later: the engine is held ({status})."
+    return json_response({"message": message, "status": "ok"})
 
 
 @router.post("/abort_request", **without_content(steers(AbortRequestBody, None)))

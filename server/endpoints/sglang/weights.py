@@ -202,7 +202,7 @@ async def resume_memory_occupation(request: Request) -> Response:
     """Take memory again."""
     parts = await _parts(request)
     if parts:
-        await steer(WakeUp(parts=parts, resumes=False), context_of(request))
+        await steer(WakeUp(parts=parts), context_of(request))
     return json_response(None)
 
 

@@ -462,26 +462,65 @@ def test_what_sleeps_goes_on_where_it_was_kept(mode: PauseMode) -> None:
     loop.submit(1, prompt, **LONG)
     loop.submit(2, prompt, **LONG)
     loop.rounds(3)
-    loop.send(Pause(mode=mode))
+    loop.send(Pause(mode=mode, for_sleep=True))
     loop.send(Sleep())
     state = loop.last().state
     assert state.asleep == ("weights", "kv_cache")
     assert loop.runner.asleep == {"weights", "kv_cache"}
     loop.send(RunWeights(weights=FinishUpdate()))
     assert loop.last().code == "asleep"
-    loop.send(Resume())
-    assert loop.last().error is None
     loop.submit(3, prompt, **LONG)
-    loop.settle()
-    assert (3, 0) not in loop.inbox.finish, "nothing runs while a part sleeps"
-    loop.send(Pause(mode="keep"))
     loop.send(WakeUp(parts=("weights",)))
     state = loop.last().state
     assert (state.asleep, state.is_paused) == (("kv_cache",), True), "it resumes when all is awake"
+    loop.settle()
+    assert (3, 0) not in loop.inbox.finish, "nothing runs while a part sleeps"
     loop.send(WakeUp(parts=("kv_cache",)))
     assert loop.last().state == EngineState()
     for handle in (1, 2, 3) if mode == "keep" else (3,):
         assert loop.inbox.tokens[handle, 0] == reference(prompt, 8, (), 0)
+
+
+@pytest.mark.parametrize("when", ["before", "asleep"])
+def test_a_pause_outlasts_a_sleep(when: str) -> None:
+    loop = Loop()
+    loop.submit(1, [5, 6, 7], **LONG)
+    loop.rounds(2)
+    commands: list[AnyCommand] = [Pause(mode="keep", for_sleep=True), Sleep()]
+    commands.insert(0 if when == "before" else 2, Pause(mode="keep"))
+    for command in (*commands, WakeUp()):
+        loop.send(command)
+    state = loop.last().state
+    assert (state.asleep, state.is_paused) == ((), True)
+    assert (1, 0) not in loop.inbox.finish
+    loop.send(Resume())
+    assert loop.last().error is None
+    assert loop.inbox.tokens[1, 0] == reference([5, 6, 7], 8, (), 0)
+
+
+@pytest.mark.parametrize("for_sleep", [False, True])
+def test_a_resume_while_the_engine_sleeps_holds_from_its_waking(for_sleep: bool) -> None:
+    """Some trainers resume before they have the cache's memory taken again."""
+    loop = Loop()
+    loop.submit(1, [5, 6, 7], **LONG)
+    loop.rounds(2)
+    for command in (Pause(mode="keep", for_sleep=for_sleep), Sleep(), Resume()):
+        loop.send(command)
+    state = loop.last().state
+    assert (state.is_paused, state.is_held) == (False, True)
+    loop.send(Resume())
+    assert loop.last().code == "not_paused"
+    loop.send(WakeUp())
+    assert loop.last().state == EngineState()
+    assert loop.inbox.tokens[1, 0] == reference([5, 6, 7], 8, (), 0)
+
+
+def test_a_sleep_that_gives_nothing_back_ends_too() -> None:
+    loop = Loop()
+    loop.send(Pause(for_sleep=True))
+    assert loop.last().state.is_paused
+    loop.send(WakeUp())
+    assert loop.last().state == EngineState()
 
 
 def test_sleep_is_refused_while_requests_have_not_ended() -> None:
@@ -493,13 +532,13 @@ def test_sleep_is_refused_while_requests_have_not_ended() -> None:
     assert loop.inbox.tokens[1, 0] == reference([5, 6, 7], 8, (), 0)
     loop.send(Sleep(parts=("kv_cache",)))
     assert loop.last().state.refuses
-    loop.send(WakeUp(resumes=False))
+    loop.send(WakeUp())
     assert loop.last().state == EngineState()
 
 
 def test_weights_that_were_let_go_must_all_be_written_again() -> None:
     loop = Loop()
-    loop.send(Pause())
+    loop.send(Pause(for_sleep=True))
     loop.send(Sleep(keeps_weights=False))
     loop.send(WakeUp())
     assert loop.last().state == EngineState(lacks_weights=True, refuses=True)

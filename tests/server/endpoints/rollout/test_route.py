@@ -68,6 +68,22 @@ async def test_resume(steered: Site) -> None:
     assert error_of(reply)["code"] == "not_paused"
 
 
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        (EngineState(asleep=("kv_cache",), lacks_weights=True), "asleep"),
+        (EngineState(lacks_weights=True), "no_weights"),
+    ],
+)
+async def test_a_resume_says_what_holds_the_engine_still(
+    steered: Site, state: EngineState, status: str
+) -> None:
+    steered.engine.state = state
+    assert (await steered.client.post("/resume")).json() == {"status": status}
+    message = (await steered.client.post("/continue_generation")).json()["message"]
+    assert message == f"Generation continues later: the engine is held ({status})."
+
+
 async def test_is_paused(steered: Site) -> None:
     assert (await steered.client.get("/is_paused")).json() == {"is_paused": False}
     steered.engine.state = EngineState(is_paused=True)

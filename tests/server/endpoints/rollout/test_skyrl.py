@@ -91,9 +91,9 @@ async def test_an_update_over_the_group(site: Site) -> None:
     assert others == [
         Pause(mode="keep", forgets=False, refuses=False),
         Sleep(keeps_weights=False),
-        WakeUp(parts=("weights",), resumes=False),
+        WakeUp(parts=("weights",)),
         *weights(BeginUpdate(), ReceiveTensors(source=source), FinishUpdate()),
-        WakeUp(parts=("kv_cache",), resumes=False),
+        WakeUp(parts=("kv_cache",)),
         FlushPrefixes(restarts=True),
         Resume(),
     ]

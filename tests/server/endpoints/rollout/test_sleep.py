@@ -11,11 +11,17 @@ from tests.server.conftest import Site
 @pytest.mark.parametrize(
     ("query", "commands"),
     [
-        ("", [Pause(mode="abort"), Sleep()]),
-        ("?level=0&mode=keep", [Pause(mode="keep")]),
-        ("?level=2&mode=wait", [Pause(mode="wait"), Sleep(keeps_weights=False)]),
-        ("?new_requests=queue", [Pause(refuses=False), Sleep()]),
-        ("?level=2&tags=weights", [Pause(), Sleep(parts=("weights",), keeps_weights=False)]),
+        ("", [Pause(mode="abort", for_sleep=True), Sleep()]),
+        ("?level=0&mode=keep", [Pause(mode="keep", for_sleep=True)]),
+        (
+            "?level=2&mode=wait",
+            [Pause(mode="wait", for_sleep=True), Sleep(keeps_weights=False)],
+        ),
+        ("?new_requests=queue", [Pause(refuses=False, for_sleep=True), Sleep()]),
+        (
+            "?level=2&tags=weights",
+            [Pause(for_sleep=True), Sleep(parts=("weights",), keeps_weights=False)],
+        ),
     ],
 )
 async def test_sleep(steered: Site, query: str, commands: list[Pause | Sleep]) -> None:

@@ -160,7 +160,7 @@ async def test_memory(steered: Site) -> None:
     await posted(steered, "/resume_memory_occupation")
     assert steered.engine.commands == [
         Sleep(parts=("kv_cache",)),
-        WakeUp(parts=("weights", "kv_cache"), resumes=False),
+        WakeUp(parts=("weights", "kv_cache")),
     ]
 
 
