@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -43,8 +45,9 @@ def read_sequences(path: Path) -> Iterator[TrainerSequence]:
             continue
         try:
             sequence = msgspec.json.decode(line, type=TrainerSequence)
-        except msgspec.DecodeError as error:
-            raise ConfigError(f"{path}, line {number}: {error}") from None
+        except (msgspec.DecodeError, RecursionError) as error:
+            words = _not_finite(line) or str(error)
+            raise ConfigError(f"{path}, line {number}: {words}") from None
         if sequence.first < 1 or sequence.first + len(sequence.logprobs) > len(sequence.token_ids):
             raise ConfigError(
                 f"{path}, line {number}: {len(sequence.logprobs)} logprobs from position "
@@ -52,3 +55,13 @@ def read_sequences(path: Path) -> Iterator[TrainerSequence]:
                 "token has none"
             )
         yield sequence
+
+
+def _not_finite(line: bytes) -> str | None:
+    """Says that a line has a NaN or Infinity, which Python's `json` writes and JSON has not."""
+    found: list[str] = []
+    with contextlib.suppress(ValueError, RecursionError):
+        json.loads(line, parse_constant=found.append)
+    if not found:
+        return None
+    return f"{found[0]} is not a finite number; null stands for a value that there is not"

@@ -110,6 +110,12 @@ def test_a_quantized_server_explains_more() -> None:
         ('{"token_ids": [1, 2], "logprobs": [-1, -1]}', "the first token has none"),
         ('{"token_ids": [1, 2], "logprobs": [-1], "start": 2}', "from position 2"),
         ("[]", "line 1"),
+        ('{"token_ids": [1, 2], "logprobs": [NaN]}', "line 1: NaN is not a finite number; null"),
+        ('{"token_ids": [1, 2], "logprobs": [-Infinity]}', "-Infinity is not a finite number"),
+        ('{"token_ids": [1, 2], "logprobs": [Infinity]', "Infinity is not a finite number"),
+        ('{"token_ids": [1, 2], "logprobs": [1e999]}', "out of range - at `$.logprobs[0]`"),
+        ('{"token_ids": [1, 2], "logprobs": [nan]}', "invalid character (byte"),
+        ('{"a": ' * 100_000, "recursion depth"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, words: str) -> None:
