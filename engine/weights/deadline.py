@@ -15,7 +15,8 @@ def within(seconds: float, make: Callable[[], T]) -> T:
     longer.
 
     torch's stores keep to their own timeouts twice over, and to none where somebody accepts a
-    connection and never answers; meanwhile this process would compute nothing for anybody.
+    connection and never answers, and NCCL waits for its peers without end; meanwhile this process
+    would compute nothing for anybody.
 
     Raises:
         TimeoutError: it takes longer.

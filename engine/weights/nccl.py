@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import io
 import pickle
+import time
+from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -24,6 +26,8 @@ KEY = "broadcast_from/0/0"
 ID_BYTES = 128
 BYTES, FLOAT32, SUM, TRAINER = 1, 7, 0, 0
 """NCCL's codes of types and of an operation, and the rank that broadcasts."""
+LOOK_S = 0.001
+"""Seconds between two looks whether all have summed."""
 
 
 class UniqueId(ctypes.Structure):
@@ -84,6 +88,9 @@ class NcclGroup:
 
     Args:
         library: NCCL's, by `ctypes`; None is the one that torch has loaded.
+
+    Raises:
+        TimeoutError: not all of the group's processes come in time.
     """
 
     def __init__(
@@ -91,14 +98,35 @@ class NcclGroup:
     ) -> None:
         self._library = library or ctypes.CDLL("libnccl.so.2")
         self._device, self._comm = device, ctypes.c_void_p()
-        own = unique_id(command)
         self._library.ncclGetErrorString.restype = ctypes.c_char_p
-        self._call("CommInitRank", ctypes.byref(self._comm), command.world_size, own, rank)
-        first = torch.zeros(1, device=device)
-        address = ctypes.c_void_p(first.data_ptr())
-        count = ctypes.c_size_t(1)
-        self._call("AllReduce", address, address, count, FLOAT32, SUM, self._comm, self._stream)
-        self._wait()
+        deadline = time.monotonic() + command.timeout_s
+        own = unique_id(command)
+        join = partial(self._join, command.world_size, own, rank, deadline)
+        within(max(deadline - time.monotonic(), 0), join)
+
+    def _join(self, size: int, own: UniqueId, rank: int, deadline: float) -> ctypes.c_void_p:
+        """Meet the others, for whom NCCL waits without end: this runs in a thread of its own.
+
+        Where it goes on after the deadline nobody waits for it, and it leaves the group.
+        """
+        on_gpu = self._device.type == "cuda"
+        with torch.cuda.device(self._device) if on_gpu else nullcontext():
+            self._call("CommInitRank", ctypes.byref(self._comm), size, own, rank)
+            self._check_time(deadline)
+            first = torch.zeros(1, device=self._device)
+            address, count = ctypes.c_void_p(first.data_ptr()), ctypes.c_size_t(1)
+            self._call("AllReduce", address, address, count, FLOAT32, SUM, self._comm, self._stream)
+            if on_gpu:  # a kernel without its peers would keep whoever synchronizes
+                summed = torch.cuda.current_stream(self._device).record_event()
+                while not summed.query() and time.monotonic() < deadline:
+                    time.sleep(LOOK_S)
+            self._check_time(deadline)
+        return self._comm
+
+    def _check_time(self, deadline: float) -> None:
+        if time.monotonic() >= deadline:
+            self._call("CommAbort", self._comm)
+            raise TimeoutError("the others came too late")
 
     def receive(self, target: torch.Tensor) -> None:
         """Overwrite a tensor by rank 0's; NCCL broadcasts any type as bytes."""

@@ -6,6 +6,7 @@ import ctypes
 import pickle
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from engine.contracts.weights import InitGroup, WeightUpdateError
 from engine.weights.nccl import BYTES, FLOAT32, ID_BYTES, KEY, NcclGroup, UniqueId, unique_id
@@ -28,12 +30,15 @@ class Library:
 
     def __init__(self, code: int = 0) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.blocks: dict[str, threading.Event] = {}
         self._code = code
         self.ncclGetErrorString = _Words()
 
     def __getitem__(self, name: str) -> Callable[..., int]:
         def call(*args: Any) -> int:
             self.calls.append((name, *args))
+            if name in self.blocks:
+                self.blocks[name].wait(60)
             if name == "ncclBroadcast":
                 ctypes.memset(args[1], 3, args[2].value)
             return self._code
@@ -111,6 +116,25 @@ def test_a_group_is_formed_and_receives_bytes() -> None:
     assert library.calls[2][4] == BYTES
     group.close()
     assert library.calls[3][0] == "ncclCommDestroy"
+
+
+@pytest.mark.parametrize("name", ["ncclCommInitRank", "ncclAllReduce"])
+def test_a_peer_that_never_comes_is_waited_for_no_longer_than_the_time(name: str) -> None:
+    """And where it comes later, the group that nobody waits for is left."""
+    library, came = Library(), threading.Event()
+    library.blocks = {name: came}
+    before = set(threading.enumerate())
+    start = time.monotonic()
+    with pytest.raises(TimeoutError):
+        NcclGroup(replace(command(), timeout_s=0.2), 1, CPU, library)
+    assert time.monotonic() - start < 10
+    (late,) = set(threading.enumerate()) - before
+    came.set()
+    late.join(30)
+    assert not late.is_alive()
+    formed = ["ncclCommInitRank", "ncclAllReduce"]
+    called = [call for call, *_ in library.calls]
+    assert called == [*formed[: 1 + formed.index(name)], "ncclCommAbort"]
 
 
 def test_an_error_of_the_library_has_its_words() -> None:
