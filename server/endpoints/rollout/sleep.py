@@ -12,7 +12,7 @@ from server.endpoints.engine_commands import steer
 from server.endpoints.plain import PlainRoute
 from server.endpoints.rollout.reply_schema import AwakeReply, IsSleepingReply, SleepingReply
 from server.endpoints.rollout.schema import SleepQuery, WakeQuery
-from server.errors import json_response
+from server.errors import ApiError, json_response
 from server.schema.openapi import queries, replies
 from server.schema.query import read_query
 
@@ -32,7 +32,11 @@ async def sleep(request: Request) -> Response:
     if query.level:
         parts: tuple[MemoryPart, ...] = tuple(query.tags) or MEMORY_PARTS
         command = Sleep(parts=parts, keeps_weights=query.level < LET_GO)
-        state = (await steer(command, context)).state
+        try:
+            state = (await steer(command, context)).state
+        except ApiError:
+            await steer(WakeUp(parts=()), context)  # ends the pause
+            raise
     level = (LET_GO if state.lacks_weights else KEPT) if state.asleep else 0
     return json_response({"status": "sleeping", "level": level})
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from engine.contracts.control import (
+    MEMORY_PARTS,
     AbortRequests,
     AnyCommand,
     ControlReply,
@@ -517,10 +518,11 @@ def test_a_resume_while_the_engine_sleeps_holds_from_its_waking(for_sleep: bool)
 
 def test_a_sleep_that_gives_nothing_back_ends_too() -> None:
     loop = Loop()
-    loop.send(Pause(for_sleep=True))
-    assert loop.last().state.is_paused
-    loop.send(WakeUp())
-    assert loop.last().state == EngineState()
+    for parts in (MEMORY_PARTS, ()):
+        loop.send(Pause(for_sleep=True))
+        assert loop.last().state.is_paused
+        loop.send(WakeUp(parts=parts))
+        assert loop.last().state == EngineState()
 
 
 def test_sleep_is_refused_while_requests_have_not_ended() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from engine.contracts.control import EngineState, Pause, Sleep, WakeUp
-from tests.server.conftest import Site
+from engine.errors import ControlError
+from tests.server.conftest import Site, error_of
 
 
 @pytest.mark.parametrize(
@@ -45,6 +48,22 @@ async def test_the_level_is_the_engine_s(steered: Site, state: EngineState, leve
     for asked in (0, 1, 2):
         reply = await steered.client.post(f"/sleep?level={asked}")
         assert reply.json() == {"status": "sleeping", "level": level}
+
+
+async def test_a_sleep_that_is_refused_ends_its_pause(
+    steered: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = steered.engine.control
+
+    async def refuses_to_sleep(command: Any) -> Any:
+        if isinstance(command, Sleep):
+            raise ControlError("start it with --enable-sleep-mode", "no_sleep")
+        return await control(command)
+
+    monkeypatch.setattr(steered.engine, "control", refuses_to_sleep)
+    reply = await steered.client.post("/sleep")
+    assert (reply.status_code, error_of(reply)["code"]) == (400, "no_sleep")
+    assert steered.engine.commands == [Pause(for_sleep=True), WakeUp(parts=())]
 
 
 async def test_wake_up_by_parts(steered: Site) -> None:
