@@ -208,6 +208,10 @@ class ReadWeight(WeightCommand, tag="read", frozen=True, kw_only=True):
     truncate: int | None = None
 
 
+class LetWeightsGo(WeightCommand, tag="let_go", frozen=True, kw_only=True):
+    """Note that the model's weights are gone, and lacking until updates have written each."""
+
+
 class SetVersion(WeightCommand, tag="version", frozen=True, kw_only=True):
     """Call the weights by another version."""
 
@@ -223,6 +227,7 @@ AnyWeightCommand: TypeAlias = (
     | EndGroup
     | ListWeights
     | ReadWeight
+    | LetWeightsGo
     | SetVersion
 )
 
@@ -232,6 +237,7 @@ class UpdateReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
 
     Attributes:
         num_tensors: that were sent. num_weights: of the model's, which may be joined otherwise.
+        num_lacking: weights of the model that were let go, and that no update has written since.
         has_draft: weights of the drafter are among them.
         seconds: that it took to receive and to write them, without what came between.
     """
@@ -240,6 +246,7 @@ class UpdateReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     num_weights: int
     num_bytes: int
     seconds: float
+    num_lacking: int = 0
     has_draft: bool = False
 
 

@@ -29,10 +29,9 @@ from engine.contracts.weights import (
     EndGroup,
     FinishUpdate,
     InitGroup,
-    ListWeights,
+    LetWeightsGo,
     SetVersion,
     UpdateReport,
-    WeightList,
     WeightReply,
     WeightTarget,
     WeightUpdateError,
@@ -62,7 +61,6 @@ class CommandFollower:
     def __init__(self, engine: HeldEngine) -> None:
         self._engine = engine
         self._target: WeightTarget = "model"
-        self._num_lacking = 0
         self._outlasts_sleep = True
         self._largest_version: int | None = None
         self.state = EngineState(
@@ -129,14 +127,12 @@ class CommandFollower:
             self._engine.forget_prefixes(restarts=True)
         self._engine.give_back(parts, keeps_weights=command.keeps_weights)
         if lets_go:
-            weights = self._engine.run_weights(ListWeights())
-            assert isinstance(weights, WeightList)
-            self._num_lacking = len(weights.weights)
+            self._engine.run_weights(LetWeightsGo())
         asleep = {*self.state.asleep, *parts}
         self.change(
             refuses=self.state.refuses or not self.state.is_paused,
             asleep=tuple(part for part in MEMORY_PARTS if part in asleep),
-            lacks_weights=self._num_lacking > 0,
+            lacks_weights=self.state.lacks_weights or lets_go,
         )
 
     def _wake(self, command: WakeUp) -> None:
@@ -186,7 +182,6 @@ class CommandFollower:
         if self._target == "model":
             following = max(num_updates, (self._largest_version or 0) + 1)
             version = str(following) if command.version is None else command.version
-            self._num_lacking = max(0, self._num_lacking - report.num_weights)
         drafter = self._drafter_after(command, report)
         self._engine.switch_drafts(off=drafter == "off")
         self._engine.change_weights(version, num_updates)
@@ -195,7 +190,7 @@ class CommandFollower:
             num_updates=num_updates,
             last_update=report,
             weight_tag=secrets.token_hex(8),
-            lacks_weights=self._num_lacking > 0,
+            lacks_weights=report.num_lacking > 0,
             drafter=drafter,
         )
 

@@ -17,6 +17,7 @@ from engine.contracts.weights import (
     EndGroup,
     FinishUpdate,
     InitGroup,
+    LetWeightsGo,
     ListWeights,
     ReadWeight,
     ReceiveTensors,
@@ -65,6 +66,7 @@ class RankWeights:
         self._groups = WeightGroups(device, exchange)
         self._update: WeightUpdate | None = None
         self._takes_parts = False
+        self._lacking: set[str] = set()
 
     def run(self, command: AnyWeightCommand) -> WeightReply:
         """Follow a command, while no step is in flight.
@@ -94,6 +96,8 @@ class RankWeights:
                 return self._list(command)
             case ReadWeight():
                 return self._read(command)
+            case LetWeightsGo():
+                self._lacking = set(self._weights["model"])
             case SetVersion():
                 pass  # the engine's own
         return None
@@ -137,7 +141,6 @@ class RankWeights:
         update = agreed(self._begun, self._exchange)
         self._update = None
         self._agreed(update.check_received)
-        has_draft = update.has(self._own_of_drafter)
         start = time.perf_counter()
         try:
             with torch.no_grad():
@@ -148,11 +151,13 @@ class RankWeights:
             raise RunnerLostError(
                 f"weights were written in part: {kind_and_line(error)}"
             ) from error
+        self._lacking -= update.written
         report = UpdateReport(
             num_tensors=update.num_tensors,
-            num_weights=update.num_weights,
+            num_weights=len(update.written),
+            num_lacking=len(self._lacking),
             num_bytes=update.num_bytes,
-            has_draft=has_draft,
+            has_draft=not update.written.isdisjoint(self._own_of_drafter),
             seconds=update.seconds + time.perf_counter() - start,
         )
         del update

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -112,13 +112,9 @@ class WeightUpdate:
         return lambda: values
 
     @property
-    def num_weights(self) -> int:
-        """Number of the model's weights of which anything was received."""
-        return len(self._staged)
-
-    def has(self, names: Collection[str]) -> bool:
-        """Whether a weight of one of these names was received."""
-        return any(weight.name in names for weight in self._staged)
+    def written(self) -> set[str]:
+        """Names of the model's weights of which anything was received."""
+        return {weight.name for weight in self._staged}
 
     def write(self) -> None:
         """Write all that was received; what raises here leaves weights of both."""

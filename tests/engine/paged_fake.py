@@ -22,10 +22,7 @@ from engine.contracts.scoring import ScoringHandle, ScoringPlan
 from engine.contracts.weights import (
     AnyWeightCommand,
     FinishUpdate,
-    ListWeights,
     UpdateReport,
-    WeightEntry,
-    WeightList,
     WeightReply,
 )
 from engine.engine import Engine
@@ -91,7 +88,7 @@ class PagedFake:
         self.block_size = block_size
         self.weight_commands: list[AnyWeightCommand] = []
         self.refusal: ControlError | None = None
-        self.num_written = 3
+        self.num_written, self.num_lacking = 3, 0
         self.has_draft = False
         self.asleep: set[MemoryPart] = set()
         self.given_back: list[tuple[tuple[MemoryPart, ...], bool]] = []
@@ -150,23 +147,20 @@ class PagedFake:
         return _Handle(plan, result)
 
     def weights(self, command: AnyWeightCommand) -> WeightReply:
-        """Follows a command about its three weights."""
+        """Follows a command about weights, of which it has none."""
         self.weight_commands.append(command)
         if self.refusal is not None:
             raise self.refusal
-        match command:
-            case FinishUpdate():
-                return UpdateReport(
-                    num_tensors=1,
-                    num_weights=self.num_written,
-                    num_bytes=1,
-                    seconds=0.0,
-                    has_draft=self.has_draft,
-                )
-            case ListWeights():
-                entries = (WeightEntry(name=n, shape=(1,), dtype="float32") for n in "abc")
-                return WeightList(weights=tuple(entries))
-        return None
+        if not isinstance(command, FinishUpdate):
+            return None
+        return UpdateReport(
+            num_tensors=1,
+            num_weights=self.num_written,
+            num_lacking=self.num_lacking,
+            num_bytes=1,
+            seconds=0.0,
+            has_draft=self.has_draft,
+        )
 
     def read_routes(self, slots: Int64Array) -> RouteArrays:
         """Experts that are the slots themselves, of two layers."""

@@ -176,6 +176,20 @@ def test_skyrl_sleeps_under_a_request(server: Server) -> None:
     done(server, "/update_weight_version", {"new_version": "own"})
 
 
+def test_a_pause_outlasts_a_sleep_that_deepens(server: Server) -> None:
+    before = numbers(generated(server))
+    done(server, "/pause", mode="keep")
+    for level in (1, 2):
+        assert done(server, "/sleep", level=level, mode="keep")["level"] == level
+    assert done(server, "/resume")["status"] == "asleep"
+    done(server, "/pause", mode="keep", new_requests="refuse")
+    done(server, "/wake_up")
+    assert done(server, "/resume")["status"] == "no_weights"
+    assert post(server, "/generate", {"text": "x"}).json()["error"]["code"] == "no_weights"
+    update(server, MODEL_FOLDER, "own")
+    assert numbers(generated(server)) == before
+
+
 @pytest.mark.parametrize(
     ("path", "body", "code"),
     [

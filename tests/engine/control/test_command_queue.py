@@ -545,11 +545,11 @@ def test_weights_that_were_let_go_must_all_be_written_again() -> None:
     loop.send(WakeUp())
     assert loop.last().state == EngineState(lacks_weights=True, refuses=True)
     loop.submit(1, [5, 6], **LONG)
-    loop.runner.num_written = 2
+    loop.runner.num_lacking = 1
     loop.send(RunWeights(weights=FinishUpdate()))
     assert loop.last().state.lacks_weights
     assert (1, 0) not in loop.inbox.finish
-    loop.runner.num_written = 1
+    loop.runner.num_lacking = 0
     loop.send(RunWeights(weights=FinishUpdate()))
     assert not loop.last().state.is_held
     assert loop.inbox.versions[1, 0] == ["2"]
@@ -601,5 +601,5 @@ def test_weights_that_could_not_be_let_go_are_not_lacking(monkeypatch: pytest.Mo
     monkeypatch.setattr(loop.runner, "give_back", refuse)
     loop.send(Sleep(keeps_weights=False))
     assert loop.last().code == "no_sleep"
-    loop.runner.num_written = 1
-    assert not finish(loop).lacks_weights
+    assert not loop.commands.state.lacks_weights
+    assert not loop.runner.weight_commands

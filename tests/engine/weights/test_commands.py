@@ -18,6 +18,7 @@ from engine.contracts.weights import (
     FinishUpdate,
     FolderSource,
     GivenSource,
+    LetWeightsGo,
     ListWeights,
     ReadWeight,
     ReceiveTensors,
@@ -186,6 +187,18 @@ def test_an_update_must_have_tensors(models: Models) -> None:
     assert update(models.room, passed_over).num_weights == 0
     models.assert_old()
     update(models.room, given({}), given(models.new), passed_over, given({}))
+    models.assert_new()
+
+
+def test_weights_that_were_let_go_are_lacking_until_each_is_written(models: Models) -> None:
+    """Those of an update that is repeated are not counted twice."""
+    names = sorted(models.new)
+    first, others = ({name: models.new[name] for name in part} for part in (names[:2], names[2:]))
+    assert update(models.room, given(first)).num_lacking == 0
+    models.room.run(LetWeightsGo())
+    for _ in names:
+        assert update(models.room, given(first)).num_lacking == len(others)
+    assert update(models.room, given(others)).num_lacking == 0
     models.assert_new()
 
 
