@@ -167,9 +167,11 @@ class EngineClient:
         return submission
 
     def score(self, request: ScoringRequest) -> Submission:
-        """Send a scoring request; as `submit`."""
+        """Send a scoring request, at once: it may hold many prompts, and others of this turn of the
+        event loop may be long in the making. Raises as `submit`."""
         submission = self._new_submission(request.handle, 1)
-        self._outgoing().score.append(request)
+        self._message.score.append(request)
+        self._send()
         return submission
 
     def abort(self, handle: int, choice: int = -1) -> None:

@@ -157,13 +157,11 @@ def output(handles: list[int], finish: Finish) -> StepOutput:
 async def test_what_a_turn_submits_goes_in_one_message(setup: Setup) -> None:
     client = setup.client
     handles = [client.submit(request(client)).handle for _ in range(3)]
-    handles.append(client.score(scoring(client)).handle)
     client.abort(handles[1])
     client.abort(handles[2], 0)
     message = await setup.engine.receive()
-    assert len(set(handles)) == 4
-    assert [each.handle for each in message.submit] == handles[:3]
-    assert [each.handle for each in message.score] == handles[3:]
+    assert len(set(handles)) == 3
+    assert [each.handle for each in message.submit] == handles
     assert message.abort == [(handles[1], -1), (handles[2], 0)]
     client.submit(request(client))
     assert len((await setup.engine.receive()).submit) == 1, "a later turn, a message of its own"
@@ -176,6 +174,22 @@ async def test_one_thing_alone_is_sent_too(setup: Setup) -> None:
     assert [each.handle for each in (await setup.engine.receive()).score] == [scored]
     client.abort(scored)
     assert (await setup.engine.receive()).abort == [(scored, -1)]
+
+
+async def test_scoring_requests_do_not_wait_for_the_end_of_their_turn(setup: Setup) -> None:
+    client = setup.client
+    submitted = client.submit(request(client)).handle
+    scored = [client.score(scoring(client)).handle for _ in range(2)]
+    client.abort(scored[1])
+    messages = [await setup.engine.receive() for _ in range(3)]
+    assert [each.handle for each in messages[0].submit] == [submitted]
+    assert [[each.handle for each in message.score] for message in messages] == [
+        scored[:1],
+        scored[1:],
+        [],
+    ]
+    assert messages[2].abort == [(scored[1], -1)]
+    assert await setup.engine.is_silent()
 
 
 async def test_a_burst_is_split_so_that_the_engine_can_begin(setup: Setup) -> None:
