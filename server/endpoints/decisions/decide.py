@@ -25,9 +25,16 @@ from server.http.account import DecisionCounts, GenerationReport, account_of
 from server.http.disconnect import CancelOnDisconnect
 from server.scoring.frames import ReplyFrame
 from server.text.shared_prefix import PrefixedTexts
-from server.text.tokenizer import INLINE_CHARS
+from server.text.tokenizer import INLINE_CHARS, TEXT_CHARS
 
 _wording = lru_cache(4)(Wording)
+
+INLINE_SIZE = 6 * INLINE_CHARS
+"""Prompts of a smaller size are made on the event loop, in some milliseconds. What comes of a
+thread is seen only when the bodies of all requests that came meanwhile are read, and an engine that
+has nothing to do waits for the first of them."""
+_OPTION_CHARS = 48
+"""An option takes as long to word, to name and to tokenize as so many characters of a state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +119,7 @@ async def _prompts(
     thinks: Callable[[PrefixedTexts, str, Reading], Awaitable[Thoughts]],
 ) -> tuple[list[DecisionPrompts], Thoughts | None]:
     """The prompts of the questions about each state, after the model's thoughts where it thinks."""
-    size = len(states[0].text)
-    size += sum(len(each.instructions) + 32 * len(each.options) for each in questions)
-    is_long = size * reading.num_orders > INLINE_CHARS
+    is_long = _size(states[0], questions, reading) > INLINE_SIZE
     run: Any = asyncio.to_thread if is_long else _at_once
     prompts, thoughts = [], None
     for state in states:
@@ -126,6 +131,15 @@ async def _prompts(
             asked = [each.after(thought) for each, thought in pairs]
         prompts.append(await run(reader.prompts, asked, state, frame, questions, reading))
     return prompts, thoughts
+
+
+def _size(state: State, questions: Sequence[Question], reading: Reading) -> int:
+    """So many characters of a state take about as long to tokenize as prompts take to make."""
+    asked = sum(
+        len(each.instructions) + _OPTION_CHARS * len(each.options) + TEXT_CHARS
+        for each in questions
+    )
+    return len(state.text) + asked * reading.num_orders
 
 
 async def _at_once(function: Callable[..., Any], *args: Any) -> Any:

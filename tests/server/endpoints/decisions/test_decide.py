@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.collector import attributes, collecting
 from tests.fakes import FakeEngine
 from tests.server.conftest import MODEL, in_process
@@ -40,3 +42,33 @@ async def test_traces_count_decisions() -> None:
     masses = [each["diagnostics"]["label_mass"] for each in reply["answers"]]
     assert decided["tailrace.decisions.lowest_label_mass"] == min(masses) < max(masses)
     assert not [name for name in refused if name.startswith("tailrace.decisions.")]
+
+
+@pytest.mark.parametrize(
+    ("num_chars", "num_questions", "num_threads"), [(9000, 50, 0), (40_000, 1, 2)]
+)
+async def test_only_prompts_that_take_long_are_made_on_a_thread(
+    num_chars: int, num_questions: int, num_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of fifty questions is with the engine before the bodies of others are read."""
+    threads = []
+
+    async def to_thread(function: Any, *args: Any) -> Any:
+        threads.append(function)
+        return function(*args)
+
+    question = {
+        "type": "choice",
+        "instructions": "Where?",
+        "choices": [{"value": v} for v in "abcd"],
+    }
+    asked = {
+        "model": MODEL,
+        "input": "so " * (num_chars // 3),
+        "questions": [question] * num_questions,
+    }
+    async with in_process(FakeEngine(max_model_len=50_000)) as site:
+        monkeypatch.setattr(asyncio, "to_thread", to_thread)
+        reply = await site.client.post("/v1/decisions", json=asked)
+    assert reply.status_code == 200, reply.text
+    assert len(threads) == num_threads
