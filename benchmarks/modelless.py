@@ -64,6 +64,7 @@ class _Step:
 class _ScoringStep:
     plan: ScoringPlan
     ends_at: float
+    is_there: bool = True  # when it is waited for, asleep: what the engine's process does is timed
 
     def wait(self) -> ScoringResult:
         time.sleep(max(self.ends_at - time.perf_counter(), 0.0))

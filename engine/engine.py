@@ -73,6 +73,14 @@ class Engine:
         generates = self._unfinished.count > self._prerequisites.num_waiting
         return generates or self._scoring.has_work or self._ring.has_output
 
+    @property
+    def only_waits(self) -> bool:
+        """Whether `step` would do nothing but wait for a lone step of scoring.
+
+        Requests that come meanwhile can be launched right after it.
+        """
+        return self._pipeline.is_empty and not self._unfinished.count and self._scoring.only_waits
+
     def on_compiled(self, wake: Callable[[], None]) -> None:
         """Let `wake` be called, on another thread, when a grammar or adapter is there."""
         self._prerequisites.on_there(wake)

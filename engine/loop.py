@@ -159,6 +159,7 @@ class EngineLoop:
             if not (self._engine.has_work or self._commands.is_due or self._replies):
                 self._wait()
             self._busy_since = self._awake.seconds
+            self._await_step()
             self._receive()
             self._abort_silent()
             self._follow_commands()
@@ -183,6 +184,18 @@ class EngineLoop:
     def _wait(self) -> None:
         if self._bell.fd in dict(self._poller.poll()):
             self._bell.silence()
+
+    def _await_step(self) -> None:
+        """Wait for a step behind which nothing is launched, or for what could be.
+
+        Without sleep, as CUDA waits: a nap would last longer than what it is for.
+        """
+        while self._engine.only_waits and not self._has_message:
+            pass
+
+    @property
+    def _has_message(self) -> bool:
+        return bool(int(self._socket.get(zmq.EVENTS)) & _READABLE)
 
     def _send(self, frontend: bytes, output: StepOutput) -> None:
         """Send an output; a request's end comes with the statistics that count it."""
@@ -226,7 +239,7 @@ class EngineLoop:
         self._engine.abort_all(frontend)
 
     def _receive(self) -> None:
-        while int(self._socket.get(zmq.EVENTS)) & _READABLE:
+        while self._has_message:
             frontend, raw = self._socket.recv_multipart()
             self._frontends.heard(frontend)
             try:

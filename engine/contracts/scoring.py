@@ -86,7 +86,14 @@ class ScoringResult:
 
 
 class ScoringHandle(Protocol):
-    """A step that was launched; `wait` is that of `engine.contracts.runner.StepHandle`."""
+    """A step that was launched; `wait` is that of `engine.contracts.runner.StepHandle`.
+
+    Attributes:
+        is_there: the device has computed it, or begins only when it is waited for.
+    """
+
+    @property
+    def is_there(self) -> bool: ...
 
     def wait(self) -> ScoringResult: ...
 

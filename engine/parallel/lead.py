@@ -137,6 +137,10 @@ class LedScoring:
         self._step = step
         self._others = others
 
+    @property
+    def is_there(self) -> bool:
+        return self._step.is_there
+
     def wait(self) -> ScoringResult:
         return _wait(self._step, self._others)
 

@@ -124,6 +124,10 @@ class _Arriving(NamedTuple):
     packed: Packed
     buffer: _Buffer | None
 
+    @property
+    def is_there(self) -> bool:
+        return self.buffer is None or self.buffer.copied.query()  # type: ignore[no-untyped-call]
+
     def arrays(self, num_rows: int) -> Arrays:
         """Wait for them; the first `num_rows` rows of each, once."""
         packed, arrays = self.packed, {}
@@ -161,6 +165,11 @@ class HostCopy:
             self._arriving.append((Packed(tensors).begin_copy(), 1))
         if packed is not None:
             self._arriving.append((packed.begin_copy(), num_rows))
+
+    @property
+    def is_there(self) -> bool:
+        """Whether `arrays` would not wait."""
+        return all(arriving.is_there for arriving, _ in self._arriving)
 
     def arrays(self) -> Arrays:
         """The tensors as host arrays, by name; waits for the copy. Called once."""

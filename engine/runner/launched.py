@@ -99,6 +99,12 @@ class LaunchedScoring:
         """Raise what issuing the step raised; see `check`."""
         check(self._issued)
 
+    @property
+    def is_there(self) -> bool:
+        if not self._issued.done():  # a CPU's step, which is computed when it is waited for
+            return True
+        return self._issued.exception() is not None or self._issued.result().is_there
+
     def wait(self) -> ScoringResult:
         arrays = wait_for(self._issued)
         return ScoringResult(**arrays)

@@ -150,6 +150,14 @@ class ScoringQueue:
         return self._in_flight is not None
 
     @property
+    def only_waits(self) -> bool:
+        """Whether nothing is to be launched, and the step in flight is still computed."""
+        step = self._in_flight
+        if step is None or step.handle.is_there or self.num_waiting:
+            return False
+        return all(progress.planned for progress in self.holdings.active)
+
+    @property
     def num_unparked(self) -> int:
         """Requests that have not ended, but for those that are parked."""
         return len(self._unfinished) - self._line.num_parked

@@ -36,6 +36,7 @@ class LoggedEngine:
     def __init__(self) -> None:
         self.calls: list[tuple[str, bytes, int]] = []
         self.has_work = True
+        self.only_waits = False
         self.held, self.has_drafter_weights = self, False
         self.adapters = None
         self.outputs: list[tuple[bytes, StepOutput]] = []
@@ -403,3 +404,19 @@ def test_a_compile_that_ends_wakes_the_loop_and_a_loop_without_one_sleeps(
         loop.run()
     thread.join()
     assert [woken > rung for woken, rung in zip(woken_by, rung_at, strict=True)] == [True, True]
+
+
+def test_the_wait_for_a_lone_step_ends_with_it_or_with_a_message(loop_setup: LoopSetup) -> None:
+    """What has come is launched behind the step, while that is computed."""
+    loop, engine = loop_setup.loop, loop_setup.engine
+    loop._await_step()
+    engine.only_waits = True
+    threading.Timer(0.1, setattr, (engine, "only_waits", False)).start()
+    loop._await_step()
+    engine.only_waits = True
+    loop_setup.frontend.send(encode(FrontendMessage(submit=[asked(1)])))
+    loop._await_step()
+    assert loop._has_message
+    loop_setup.receive()
+    assert engine.calls == [("submit", b"me", 1)]
+    assert not loop._has_message

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -86,3 +88,19 @@ def test_a_library_may_be_the_first_to_report_a_lost_device(
 def test_other_errors_are_the_steps_own(kind: str) -> None:
     with pytest.raises(torch.OutOfMemoryError):
         launched(kind, torch.OutOfMemoryError("out of memory")).wait()
+
+
+def test_a_step_is_there_once_its_copy_is_and_where_it_is_computed_when_waited_for() -> None:
+    copy, issued = HostCopy({}), Future[HostCopy]()
+    step = LaunchedScoring(issued)
+    assert step.is_there, "on a CPU it is computed when it is waited for"
+    issued.set_result(copy)
+    assert step.is_there
+    late = HostCopy({})
+    late._arriving.append((cast(Any, SimpleNamespace(is_there=False)), 1))
+    unfinished = launched("scoring", late)
+    assert isinstance(unfinished, LaunchedScoring)
+    assert not unfinished.is_there
+    failed = launched("scoring", ValueError("no"))
+    assert isinstance(failed, LaunchedScoring)
+    assert failed.is_there, "and raises what the step did"

@@ -23,6 +23,7 @@ from tests.engine.traffic import Inbox
 @dataclass
 class Handle:
     result: ScoringResult | Exception
+    is_there: bool = True
 
     def wait(self) -> ScoringResult:
         if isinstance(self.result, Exception):
@@ -41,6 +42,8 @@ class ScoringFake(PagedFake):
         self.plans: list[ScoringPlan] = []
         self.bad_context: int | None = None
         self.fail_scoring: Exception | None = None
+        self.is_there = True
+        self.handles: list[Handle] = []
 
     def launch_scoring(self, plan: ScoringPlan) -> Handle:
         self.plans.append(plan)
@@ -69,7 +72,9 @@ class ScoringFake(PagedFake):
         sums = others.astype(np.float64)
         hidden = contexts[plan.embed_tokens, None] % np.array([10007, 4001])
         hidden = hidden.astype(np.float32)
-        return Handle(ScoringResult(values, others, best_ids, others - 1, sums, hidden))
+        result = ScoringResult(values, others, best_ids, others - 1, sums, hidden)
+        self.handles.append(Handle(result, self.is_there))
+        return self.handles[-1]
 
     def _check_keys(self, plan: ScoringPlan) -> None:
         """What rows attend to once all have stored their keys, as in a layer of a model."""

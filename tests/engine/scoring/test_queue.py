@@ -14,6 +14,7 @@ from engine.config import AdaptersConfig, CacheConfig, SchedulerConfig
 from engine.contracts import shared_blocks
 from engine.contracts.adapters import AdapterSource
 from engine.contracts.runner import RunnerLostError
+from engine.engine import Engine
 from engine.memory.blocks import BlockPool
 from engine.messages.step_output import Finish, ItemScores
 from engine.scoring.queue import ScoringQueue
@@ -376,3 +377,42 @@ def test_items_behind_a_split_one_do_not_write_into_its_blocks() -> None:
     written = plan.slots[4:] // 4
     assert not set(plan.block_tables[0].tolist()) & set(written.tolist())
     np.testing.assert_array_equal(inbox.ended[1].values, wanted(asked))
+
+
+def only_waits(engine: Engine) -> bool:
+    return engine.only_waits
+
+
+def test_what_comes_while_a_lone_step_is_computed_is_launched_behind_it() -> None:
+    engine, runner = make_engine(num_blocks=80, budget=64)
+    first, second = (scoring(handle, [handle] * 8, [[7, 8]]) for handle in (1, 2))
+    inbox = Scores()
+    assert not only_waits(engine)
+    engine.score(FRONTEND, first)
+    assert not only_waits(engine), "it is to be launched"
+    runner.is_there = False
+    inbox.run(engine, 1)
+    assert only_waits(engine)
+    engine.score(FRONTEND, second)
+    assert not only_waits(engine)
+    inbox.run(engine, 1)
+    assert len(runner.plans) == 2
+    assert list(inbox.ended) == [1]
+    assert only_waits(engine)
+    runner.handles[-1].is_there = True
+    assert not only_waits(engine)
+    inbox.run(engine)
+    np.testing.assert_array_equal(inbox.ended[2].values, wanted(second))
+
+
+def test_a_step_of_scoring_is_not_awaited_alone_beside_choices_or_before_others() -> None:
+    engine, runner = make_engine(num_blocks=80, budget=16)
+    runner.is_there = False
+    engine.score(FRONTEND, scoring(1, [1] * 8, [[7] * 8, [8] * 8]))
+    inbox = Scores()
+    inbox.run(engine, 1)
+    assert not only_waits(engine), "its second item follows"
+    inbox.run(engine, 1)
+    assert only_waits(engine)
+    engine.submit(FRONTEND, request(100, [5, 6], max_tokens=3))
+    assert not only_waits(engine)
