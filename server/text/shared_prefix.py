@@ -14,6 +14,7 @@ not: where they are cut must not depend on what came before, since what they sha
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ MIN_SHARED = 256
 """Characters of a shared beginning from which on it pays to look for a cut."""
 MAX_KNOWN_CHARS = 1 << 20
 """Characters of all beginnings whose ids are remembered."""
+_AFTER_BREAK = re.compile(rb"\n([0-9A-Za-z])")
 
 
 class PrefixedTexts(NamedTuple):
@@ -118,13 +120,9 @@ class PrefixTokenizer:
     def _knows_breaks(self) -> bool:
         """Whether it is known what a line break's tokens are, and what may follow them."""
         if self._break_ids is None:
-            raw = self._tokenizer.raw
-            self._joined = frozenset(
-                chr(each[i + 1])
-                for each in raw
-                for i, byte in enumerate(each[:-1])
-                if byte == ord(BREAK)
-            )
+            # In one search: the first request waits for it.
+            joined = _AFTER_BREAK.findall(b" ".join(self._tokenizer.raw))
+            self._joined = frozenset(map(bytes.decode, joined))
             alone, before = self._ids(BREAK), self._ids(f"{BREAK}A")
             is_known = bool(alone) and before[: len(alone)] == alone
             self._break_ids = alone if is_known else []
