@@ -39,6 +39,8 @@ class LabelTexts:
         self._known: dict[tuple[str, str], Label] = {}
         self._codes: dict[tuple[str, int], tuple[str, ...]] = {}
         self._specials = {tokenizer.texts[token_id] for token_id in tokenizer.special_ids} - {""}
+        # Prompts of a request end alike, but for thoughts.
+        self._last_special = lru_cache(_MAX_ENDS)(self._find_special)
 
     def end(self, content: str, tail: str) -> str:
         """The end of a prompt that labels are tokenized with.
@@ -49,10 +51,14 @@ class LabelTexts:
         Args:
             content, tail: the prompt's last message and what the template writes after it.
         """
-        if (cut := max((tail.rfind(text) for text in self._specials), default=-1)) >= 0:
+        if (cut := self._last_special(tail)) >= 0:
             return tail[cut:]
         text = content + tail
         return text[text.rfind("\n", 0, len(text.rstrip())) + 1 :]
+
+    def _find_special(self, tail: str) -> int:
+        """Where the last special token of a tail begins; -1 without one."""
+        return max((tail.rfind(text) for text in self._specials), default=-1)
 
     def ids(self, prompt_end: str, labels: Sequence[str]) -> list[Label]:
         """The tokens of each label after a prompt.

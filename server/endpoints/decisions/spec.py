@@ -57,7 +57,7 @@ class AskedPrompt(NamedTuple):
     """
 
     read: Read
-    names: Sequence[str]
+    names: tuple[str, ...]
     content: str
 
     def after(self, thought: str) -> AskedPrompt:
@@ -73,7 +73,7 @@ class _Worded(NamedTuple):
     """
 
     order: tuple[int, ...]
-    names: Sequence[str]
+    names: tuple[str, ...]
     around: list[str] | None
 
 
@@ -184,10 +184,16 @@ class DecisionReader:
         """The prompts as ids, and the labels' trees; raises `ApiError`."""
         reads = [each.read for each in asked]
         tails = [frame.end(read.thought or "") for read in reads]
-        trees = [
-            self._tree(questions[each.read.question], each, tail, frame, reading.labels)
-            for each, tail in zip(asked, tails, strict=True)
-        ]
+        known: dict[tuple[str, tuple[str, ...]], LabelTree] = {}
+        trees = []
+        for each, tail in zip(asked, tails, strict=True):
+            end = self.readers.labels.end(each.content, tail)
+            if (tree := known.get((end, each.names))) is None:
+                question = questions[each.read.question]
+                tree = known[end, each.names] = self._tree(
+                    question, each, end, frame, reading.labels
+                )
+            trees.append(tree)
         texts = [
             f"{frame.head}{each.content}{tail}" for each, tail in zip(asked, tails, strict=True)
         ]
@@ -198,20 +204,19 @@ class DecisionReader:
 
     def _names(
         self, question: Question, order: Sequence[int], frame: ReplyFrame, labels: Labels
-    ) -> Sequence[str]:
+    ) -> tuple[str, ...]:
         """The label of each option in the order in which they are shown."""
         if labels == "options" or question.kind == "predicate":
             texts = question.texts()
-            return [texts[option] for option in order]
+            return tuple(texts[option] for option in order)
         if question.kind == "score":
-            return [str(option) for option in order]
+            return tuple(map(str, order))
         return self.readers.labels.codes(frame.end(), frame.space, len(order))
 
     def _tree(
-        self, question: Question, asked: AskedPrompt, tail: str, frame: ReplyFrame, kind: Labels
+        self, question: Question, asked: AskedPrompt, end: str, frame: ReplyFrame, kind: Labels
     ) -> LabelTree:
-        """The tree of the labels after a prompt that ends in `tail`; raises `ApiError`."""
-        end = self.readers.labels.end(asked.content, tail)
+        """The tree of the labels after a prompt with this end; raises `ApiError`."""
         try:
             ids = self.readers.labels.ids(end, [frame.space + name for name in asked.names])
             if kind == "options":

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from server.scoring.label_texts import LabelTexts
+from server.scoring.labels import Label
 from tests.collector import attributes, collecting
 from tests.fakes import FakeEngine
 from tests.server.conftest import MODEL, in_process
@@ -72,3 +75,21 @@ async def test_only_prompts_that_take_long_are_made_on_a_thread(
         reply = await site.client.post("/v1/decisions", json=asked)
     assert reply.status_code == 200, reply.text
     assert len(threads) == num_threads
+
+
+async def test_labels_are_made_once_for_prompts_that_end_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[str, ...]] = []
+
+    def ids(texts: LabelTexts, prompt_end: str, labels: Sequence[str]) -> list[Label]:
+        made.append(tuple(labels))
+        return found(texts, prompt_end, labels)
+
+    found = LabelTexts.ids
+    monkeypatch.setattr(LabelTexts, "ids", ids)
+    asked = BODY | {"questions": BODY["questions"] * 3, "permute": 1}
+    async with in_process(FakeEngine(max_model_len=2048), chat_template=TEMPLATE) as site:
+        reply = (await site.client.post("/v1/decisions", json=asked)).json()
+    assert made == [("yes", "no"), ("A", "B", "C", "D", "E"), ("0", "1")]
+    assert [each["type"] for each in reply["answers"]] == ["predicate", "choice", "score"] * 3
