@@ -39,7 +39,7 @@ from sampling.vocab_shard import VocabShard
 
 MAX_TOP = 128  # longer top lists are left to `sampling.paths.logprobs`
 TOP_LANES = (8, 32, MAX_TOP)
-GIVEN_LANES = 2 * MAX_LOGPROB_TOKEN_IDS
+GIVEN_LANES = 2 * MAX_LOGPROB_TOKEN_IDS  # given ids of a row that are looked at together
 
 
 class _Work(NamedTuple):
@@ -74,20 +74,21 @@ def _given_kernel(
     """Report the chosen and the explicit ids of a row; choose the tiles that its top list needs."""
     i = tl.program_id(0).to(tl.int64)
     flags, num_tiles = flags_of(source, i), tl.cdiv(source.vocab_size, TILE)
-    lane = tl.arange(0, lanes)  # the chosen token, then the explicit ids
-    is_given = (lane >= 1) & (lane <= num_given)
-    given = tl.load(work.given_ids + i * given_stride + lane - 1, mask=is_given, other=-1)
-    ids = tl.where(lane == 0, tl.load(work.token_ids + i), given).to(tl.int32)
-    inside = (ids >= 0) & (ids < source.vocab_size)
-    values = reported_values(source, i, ids, inside, flags, 0, num_tiles, edited)
-    values = tl.where(inside, values, float("-inf"))
-    reported = scaled(values, ids, source, work, i, flags, filtered, padded_tiles)
-    tl.store(work.out.chosen + i + lane, reported, mask=lane == 0)
-    tl.store(work.out.explicit + i * num_given + lane - 1, reported, mask=is_given)
-    tl.store(work.out.ranks + i, 1)
     wanted = is_wanted(work, i, flags)
-    chosen = tl.max(tl.where(lane == 0, values, float("-inf")), 0)
-    tl.store(work.threshold + i, tl.where(wanted, chosen, float("inf")))
+    for first in range(0, num_given + 1, lanes):
+        lane = first + tl.arange(0, lanes)  # the chosen token, then the explicit ids
+        is_given = (lane >= 1) & (lane <= num_given)
+        given = tl.load(work.given_ids + i * given_stride + lane - 1, mask=is_given, other=-1)
+        ids = tl.where(lane == 0, tl.load(work.token_ids + i), given).to(tl.int32)
+        inside = (ids >= 0) & (ids < source.vocab_size)
+        values = reported_values(source, i, ids, inside, flags, 0, num_tiles, edited)
+        values = tl.where(inside, values, float("-inf"))
+        reported = scaled(values, ids, source, work, i, flags, filtered, padded_tiles)
+        tl.store(work.out.chosen + i + lane, reported, mask=lane == 0)
+        tl.store(work.out.explicit + i * num_given + lane - 1, reported, mask=is_given)
+        chosen = tl.max(tl.where(lane == 0, values, float("-inf")), 0)
+        tl.store(work.threshold + i, tl.where(wanted, chosen, float("inf")), mask=first == 0)
+    tl.store(work.out.ranks + i, 1)
 
     tile = tl.arange(0, padded_tiles)
     slots = tl.zeros((padded_tiles,), tl.int32) + k
@@ -155,7 +156,6 @@ def gather_logprobs(
     n, num_tiles, num_given = *stats.maxima.shape, work.out.explicit.shape[1]
     filtered = int(cuts is not None)
     # Lengths are rounded up here, so that few kernels serve all of them.
-    lanes = max(GIVEN_LANES, triton.next_power_of_2(num_given + 1))
     padded_k = next(size for size in TOP_LANES if k <= size)
     shared = {"edited": edited, "enable_fp_fusion": False}
     report = {"padded_tiles": triton.next_power_of_2(num_tiles), **shared}
@@ -166,7 +166,7 @@ def gather_logprobs(
         num_given,
         work.given_ids.stride(0),
         filtered,
-        lanes=lanes,
+        lanes=GIVEN_LANES,
         num_warps=2,
         **report,
     )

@@ -21,6 +21,7 @@ from sampling import warm_up
 from sampling.device import compiling as compiling_module
 from sampling.device.compiling import compiling, compiling_together, on_compilation
 from sampling.device.triton_support import triton
+from sampling.paths.logprobs import prompt_kernels
 from sampling.rows import EDITED, RANDOM, SamplingNeeds, SamplingRows
 from sampling.sampler import SamplerConfig
 from sampling.speculative import drafting, verification
@@ -63,6 +64,14 @@ def test_the_sampler(compiled: Compiler) -> None:
     for wishes in ([{}, {"temperature": 0.0}], [FILTERS], [EDITS | FILTERS | REPORT]):
         drawn_rows.draw(logits, wishes, VOCAB_SIZE)
     assert len(compiled.names) > 8
+
+
+def test_one_kernel_reports_any_number_of_ids(compiled: Compiler) -> None:
+    logits, tokens = torch.zeros(2, VOCAB_SIZE), torch.zeros(2, dtype=torch.int64)
+    for count in (10, 300, 2000):
+        prompt_kernels(logits, tokens, 5, torch.zeros(2, count, dtype=torch.int64), True)
+    names = [kernel.name for kernel in compiled.compiled.values()]
+    assert names.count("_given_kernel") == 1
 
 
 @pytest.mark.parametrize("has_draft_logits", [True, False])

@@ -13,6 +13,7 @@ from sampling.device.triton_support import INTERPRETED
 from sampling.filters.plain import cut
 from sampling.kernels import logprobs as logprob_kernels
 from sampling.kernels.logits import Source
+from sampling.kernels.logprobs import GIVEN_LANES
 from sampling.kernels.tile_pass import tile_pass
 from sampling.params import LogprobsMode, SamplingParams
 from sampling.paths import torch_path
@@ -72,6 +73,20 @@ def test_plain_rows(width: int, k: int, normalized: bool, device: torch.device) 
     ids = torch.randint(-1, width + 1, (2, 5), generator=torch.Generator().manual_seed(1))
     mine = prompt_kernels(x.to(device), tokens.to(device), k, ids.to(device), normalized)
     same(mine, prompt_logprobs(x, tokens, num_top=k, explicit_ids=ids, normalized=normalized))
+
+
+@pytest.mark.parametrize("count", [GIVEN_LANES - 1, GIVEN_LANES, 2 * GIVEN_LANES + 5])
+def test_ids_are_reported_alike_however_many_there_are(count: int, device: torch.device) -> None:
+    """Those beyond the lanes in a later turn of them, bit for bit as if they were given alone."""
+    x, tokens = make_logits(2, 2500), torch.tensor([17, 2499])
+    ids = torch.randint(-1, 2501, (2, count), generator=torch.Generator().manual_seed(count))
+    x, tokens, ids = x.to(device), tokens.to(device), ids.to(device)
+    mine = prompt_kernels(x, tokens, 5, ids, True)
+    same(mine, prompt_logprobs(x.cpu(), tokens.cpu(), num_top=5, explicit_ids=ids.cpu()))
+    parts = [prompt_kernels(x, tokens, 5, part, True) for part in torch.split(ids, 100, dim=1)]
+    assert torch.equal(mine.explicit, torch.cat([part.explicit for part in parts], dim=1))
+    assert torch.equal(mine.chosen, parts[0].chosen)
+    assert torch.equal(mine.ranks, parts[0].ranks)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
