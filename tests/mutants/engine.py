@@ -259,6 +259,16 @@ SCORING = (
         ),
     ),
     Mutant(
+        "what-waits-for-blocks-waits-for-the-step-in-flight-too",
+        "engine/scoring/queue.py",
+        "if step is None or step.handle.is_there or self.num_waiting:",
+        "if step is None or step.handle.is_there:",
+        (
+            "tests/engine/scoring/test_queue.py"
+            "::test_what_comes_while_a_lone_step_is_computed_is_launched_behind_it",
+        ),
+    ),
+    Mutant(
         "scoring-requests-do-not-take-turns",
         "engine/scoring/queue.py",
         "                progress.last_turn = self._turn\n",
