@@ -9,6 +9,8 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
+from engine.structured.without_models import leave_models_out
+
 ACTIVATIONS = "transformers.activations"
 MISSED = ("torchvision", "transformers.models.auto.modeling_auto")
 """Modules that transformers does without where they cannot be imported."""
@@ -27,6 +29,7 @@ def import_config_class(model: str) -> None:
     Args:
         model: as in `ModelConfig`; of a hub id only what all models share is imported.
     """
+    leave_models_out()
     with _without_inference(), contextlib.suppress(Exception):  # whoever reads the config says why
         import transformers.utils.type_validators  # noqa: F401
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING

@@ -16,6 +16,7 @@ import msgspec
 
 from engine.config import StructuredConfig
 from engine.errors import first_line
+from engine.structured.without_models import leave_models_out
 from engine.structured.without_torch import leave_torch_out
 
 OK, FAILED = b"ok", b"failed"
@@ -24,6 +25,7 @@ OK, FAILED = b"ok", b"failed"
 def main() -> None:
     """Read the configuration, and answer."""
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=StructuredConfig)
+    leave_models_out()
     if not config.trust_remote_code:  # such code may want torch
         leave_torch_out()
     try:
