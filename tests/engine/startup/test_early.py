@@ -53,6 +53,13 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return modules
 
 
+def join_readers() -> None:
+    """Wait for the thread that has weights read, which waits for the others."""
+    for thread in threading.enumerate():
+        if thread.name == early.READ_AHEAD:
+            thread.join(timeout=10)
+
+
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 def test_weights_are_read_into_the_systems_cache_but_for_random_ones(
     load_format: Literal["auto", "dummy"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -60,20 +67,34 @@ def test_weights_are_read_into_the_systems_cache_but_for_random_ones(
     for name in ("a.safetensors", "b.safetensors", "c.bin"):
         (tmp_path / name).write_bytes(b"weights")
     (tmp_path / "0.safetensors").symlink_to(tmp_path / "missing")
-    asked: list[tuple[str, int, int, int]] = []
+    read: set[tuple[str, int, int]] = set()
+    send = os.sendfile
 
-    def advise(descriptor: int, *what: int) -> None:
-        name = Path(f"/proc/self/fd/{descriptor}").resolve().name
-        asked.append((name, *what))  # type: ignore[arg-type]
+    def noted(out: int, file: int, begin: int, count: int) -> int:
+        sent = send(out, file, begin, count)
+        read.add((Path(f"/proc/self/fd/{file}").resolve().name, begin, sent))
+        return sent
 
-    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(os, "sendfile", noted)
+    monkeypatch.setattr(early, "PIECE", 4)
     model = ModelConfig(model=str(tmp_path), device="cpu", load_format=load_format)
     early.begin_early(EngineConfig(model=model))
-    for thread in threading.enumerate():
-        if thread.name == early.READ_AHEAD:
-            thread.join(timeout=10)
-    wanted = [(name, 0, 0, os.POSIX_FADV_WILLNEED) for name in ("a.safetensors", "b.safetensors")]
-    assert asked == (wanted if load_format == "auto" else [])
+    join_readers()
+    pieces = [(f"{name}.safetensors", *piece) for name in "ab" for piece in ((0, 4), (4, 3))]
+    assert read == (set(pieces) if load_format == "auto" else set())
+
+
+def test_no_more_is_read_ahead_than_half_of_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        (tmp_path / f"{name}.safetensors").write_bytes(b"weights")
+    begun: list[int] = []
+    monkeypatch.setattr(early, "_send_piece", lambda path, begin, nowhere: begun.append(begin))
+    monkeypatch.setattr(early, "PIECE", 4)
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 10, "SC_PAGE_SIZE": 2}.__getitem__)
+    early._read_ahead(str(tmp_path))
+    assert sorted(begun) == [0, 0, 4]
 
 
 @pytest.mark.parametrize(
