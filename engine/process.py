@@ -11,6 +11,7 @@ ends or falls silent has its requests aborted, so that nothing runs or is queued
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import shutil
@@ -97,6 +98,23 @@ def _exit(code: int) -> None:
     os._exit(code)
 
 
+def _import_torch(config: EngineConfig) -> None:
+    """Import what a start takes: the parent is followed now.
+
+    Modules make no garbage, and looking for it takes a tenth of the time.
+    """
+    gc.disable()
+    with phase("importing"):
+        from engine.startup.device import begin_context
+        from engine.startup.imports import import_config_class
+
+        begin_context(config)
+        import_config_class(config.model.model)
+        import engine.startup.build  # noqa: F401
+    gc.freeze()
+    gc.enable()
+
+
 def main() -> int:
     """Run the engine process; returns the exit status, which tells the parent why it ended."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -114,13 +132,8 @@ def main() -> int:
     on_progress(lambda phase, done, total: status.send(Progress(phase, done, total)))
     tokenizer = begin_early(config)
     try:
-        with phase("importing"):
-            from engine.startup.device import begin_context  # torch: the parent is followed now
-            from engine.startup.imports import import_config_class
-
-            begin_context(config)
-            import_config_class(config.model.model)
-            from engine.startup.build import build_engine
+        _import_torch(config)
+        from engine.startup.build import build_engine
 
         adopt_library_lines()
 
