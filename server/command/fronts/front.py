@@ -16,7 +16,6 @@ from engine.client import EngineHandle
 from engine.logs import adopt_library_lines
 from engine.submission import EngineDeadError
 from server.config import ServerConfig
-from server.context import Context
 from server.fronts import FrontTable
 from server.http.server import make_server
 from server.text.tokenizer import Tokenizer, load_tokenizer
@@ -69,7 +68,8 @@ class Front:
 
     async def attach(self, engine: EngineHandle) -> None:
         """Answer over an engine from now on."""
-        from server.app import create_app  # `load` has imported it
+        from server.app import create_app  # `load` has imported them, beside the engine's start
+        from server.context import Context
 
         assert self._tokenizer is not None
         _settle_interpreter()
