@@ -104,9 +104,10 @@ def _import_torch(config: EngineConfig) -> None:
     Modules make no garbage, and looking for it takes a tenth of the time.
     """
     gc.disable()
-    with phase("importing"):
+    from engine.startup.imports import import_config_class, modules_by_name
+
+    with phase("importing"), modules_by_name():
         from engine.startup.device import begin_context
-        from engine.startup.imports import import_config_class
 
         begin_context(config)
         import_config_class(config.model.model)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
 from demo import MODEL_FOLDER
+from engine.startup import imports
+from engine.startup.imports import import_config_class, modules_by_name
 
 _PROGRAM = f"""
 import sys
@@ -32,3 +35,15 @@ assert load_model(on_transformers, torch.device("cpu")).vocab_size == 8192
 
 def test_a_config_is_read_without_transformers_inference_stack() -> None:
     subprocess.run([sys.executable, "-c", _PROGRAM], check=True, timeout=120)
+
+
+def test_a_module_is_found_by_name_and_a_frame_has_none() -> None:
+    by_path = inspect.getmodule
+    with modules_by_name():
+        assert inspect.getmodule(import_config_class) is imports
+        frame = inspect.getframeinfo(sys._getframe())
+        source = inspect.getsource(import_config_class)
+        assert inspect.getmodule(sys._getframe()) is None
+    assert inspect.getmodule is by_path
+    assert frame.code_context == ["        frame = inspect.getframeinfo(sys._getframe())\n"]
+    assert source.startswith("def import_config_class(")
