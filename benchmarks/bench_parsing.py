@@ -54,7 +54,7 @@ def pieces_of(text: str, count: int) -> tuple[list[str], list[Piece]]:
                 token_ids=list(range(at, at + len(own))),
                 origins=[],
                 starts=starts,
-                logprobs=None,
+                values=None,
                 prompt_logprobs=None,
                 finish_reason=None,
                 stop_reason=None,

@@ -109,11 +109,11 @@ class ChatRenderer(Renderer):
         form = self._form
         if form.num_top is None or form.packed:
             return []
-        if piece.logprobs is None or not piece.token_ids:
+        if (arrays := piece.logprobs) is None or not piece.token_ids:
             return [{"content": "", "tokens": ""}]
         token_ids = np.array(piece.token_ids, dtype=np.int32)
         parts, cuts = self._parts(piece)
-        shown = (token_ids, parts, piece.logprobs, form.num_top, form.explicit_ids or (), cuts)
+        shown = (token_ids, parts, arrays, form.num_top, form.explicit_ids or (), cuts)
         return [self._chat_writer.columns(*shown)]
 
     def _packed(self, prompt_idx: int, piece: Piece) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from engine.contracts.control import FIRST_VERSION
 from engine.messages.step_output import Finish, Origin, PromptLogprobs
 from engine.submission import Entry
 from server.generation.form import ReplyForm
-from server.generation.logprob_queue import LogprobQueue
+from server.generation.logprob_queue import LogprobQueue, LonePosition
 from server.generation.routes import Routes
 from server.text.detokenize import Detokenizer
 from server.text.stop import StopMatcher
@@ -44,10 +44,10 @@ class Piece(msgspec.Struct, frozen=True):
         token_ids: the tokens of this piece.
         origins: `Origin` codes of these tokens, where the form asks for them.
         starts: the tokens' places in the generated text, where the form needs them.
-        logprobs: logprobs of these tokens, or of the dropped one where nothing is generated.
+        values: logprobs of these tokens, or of the dropped one where nothing is generated.
         prompt_logprobs: on the first piece only, where the engine reported any; parts on any.
         finish_reason: set on the last piece only.
-        place: where the logprobs of a lone token of a stream are among those of its step.
+        place: of a lone token of a stream, in place of `values`: few need arrays of its own.
         weight_versions: of all the choice's tokens, on the last piece only.
     """
 
@@ -56,12 +56,17 @@ class Piece(msgspec.Struct, frozen=True):
     token_ids: list[int]
     origins: list[int]
     starts: list[int]
-    logprobs: LogprobArrays | None
+    values: LogprobArrays | None
     prompt_logprobs: PromptLogprobs | None
     finish_reason: str | None
     stop_reason: str | int | None
     weight_versions: tuple[WeightSpan, ...]
-    place: tuple[LogprobArrays, int] | None
+    place: LonePosition | None
+
+    @property
+    def logprobs(self) -> LogprobArrays | None:
+        """The values, wherever they are."""
+        return self.values if self.place is None else self.place.alone()
 
 
 class ReplyChoice:
@@ -94,6 +99,8 @@ class ReplyChoice:
         self.awaits_routes = False
         self.routes: Routes | None = None
         self._form = form
+        self._is_eager, self._shows_logprobs = form.eager, form.shows_logprobs
+        self._is_per_token, self._shows_tokens = form.per_token, form.shows_tokens
         self._detokenizer = detokenizer
         self._matcher = None if form.stops is None else StopMatcher(form.stops)
         self._finish = Finish.RUNNING
@@ -129,7 +136,7 @@ class ReplyChoice:
         """
         form, starts = self._form, self._weight_starts
         token_ids: list[int] = entry.token_ids.tolist()
-        if token_ids and form.shows_logprobs:
+        if token_ids and self._shows_logprobs:
             self._keep_logprobs(entry)
         self._finish = finish = entry.finish
         self.weight_version = entry.weight_version
@@ -145,7 +152,7 @@ class ReplyChoice:
             self.finish_reason = "length" if form.next_token_only else _REASONS[finish]
             if self.finish_reason == "stop" and self._waiting[-1] not in form.silent_ends:
                 self.stop_reason = self._waiting[-1]
-        if form.eager:
+        if self._is_eager:
             self._decode()
         return self.finish_reason is not None
 
@@ -165,7 +172,7 @@ class ReplyChoice:
         """Make text of the tokens that wait, all of it when no more will come."""
         token_ids, self._waiting = self._waiting, []
         self._token_ids += token_ids
-        starts = self._starts if self._form.per_token else None
+        starts = self._starts if self._is_per_token else None
         hidden = bool(token_ids) and self._finish == Finish.STOP and not self._form.include_stop
         visible = token_ids[:-1] if hidden else token_ids
         text = self._detokenizer.feed(visible, starts)
@@ -221,17 +228,20 @@ class ReplyChoice:
         token_ids = self._token_ids[self._num_tokens_taken : upto]
         shows_prompt = self._first and form.shows_prompt
         reported = self._take_prompt() if self._first or self.prompt_parts else None
-        if not (text or finished or shows_prompt or reported or (token_ids and form.shows_tokens)):
+        if not (text or finished or shows_prompt or reported or (token_ids and self._shows_tokens)):
             return None
-        is_lone = len(token_ids) == 1 and form.stream
-        place = self._logprobs.place_of_one() if is_lone else None
+        place, values = None, None
+        if len(token_ids) == 1 and form.stream:
+            place = self._logprobs.take_lone()
+        else:
+            values = self._logprobs.take(1 if form.next_token_only else len(token_ids))
         piece = Piece(
             first=self._first,
             text=text,
             token_ids=token_ids,
             origins=self._origins[self._num_tokens_taken : upto],
             starts=self._starts[self._num_tokens_taken : upto],
-            logprobs=self._logprobs.take(1 if form.next_token_only else len(token_ids)),
+            values=values,
             prompt_logprobs=reported,
             finish_reason=self.finish_reason if finished else None,
             stop_reason=self.stop_reason if finished else None,

@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 
 from engine.arrays import Float32Array, Int32Array, Int64Array, LogprobArrays
+from server.generation.logprob_queue import LonePosition
 from server.schema.fields import PackedDtype
 from server.text.json_fragments import (
     PositionTexts,
@@ -29,6 +30,12 @@ from server.text.packed import packed
 Columns = dict[str, str]
 """Maps fields of the `logprobs` object to their items as JSON, with commas between and no
 brackets."""
+
+COLUMNS = (
+    *("tokens", "text_offset", "token_ids", "bytes"),
+    *("token_logprobs", "top_logprobs", "ranks", "top_token_ids"),
+)
+"""The fields of positions with values, in their order."""
 
 
 def fragment(items: str) -> orjson.Fragment:
@@ -101,7 +108,7 @@ class LogprobWriter:
         arrays: LogprobArrays,
         num_top: int,
         explicit_ids: tuple[int, ...] = (),
-        place: tuple[LogprobArrays, int] | None = None,
+        place: LonePosition | None = None,
     ) -> Columns:
         """Write positions with their values; `TopLists` says what top lists hold.
 
@@ -109,9 +116,9 @@ class LogprobWriter:
             place: of a lone position, where it is among those of its step, if that is known.
         """
         if len(token_ids) == 1 and not explicit_ids:
-            columns = self.one_with_values(int(token_ids[0]), offsets[0], arrays, num_top, place)
-            if columns is not None:
-                return columns
+            items = self.one_with_values(int(token_ids[0]), offsets[0], place or arrays, num_top)
+            if items is not None:
+                return dict(zip(COLUMNS, items, strict=True))
         shown = TopLists(token_ids, arrays, num_top, explicit_ids)
         keys = self._fragments.keys(
             shown.token_ids, shown.values, shown.starts, as_ids=self._as_ids
@@ -127,38 +134,34 @@ class LogprobWriter:
         self,
         token_id: int,
         offset: int,
-        arrays: LogprobArrays,
+        values: LogprobArrays | LonePosition,
         num_top: int,
-        place: tuple[LogprobArrays, int] | None,
-    ) -> Columns | None:
-        """Write a single position as `with_values` would; None where names need its care.
+    ) -> tuple[str, ...] | None:
+        """Write the `COLUMNS` of a single position as `with_values` would; None where names need
+        its care.
 
         A stream has a chunk for each token, of which arrays of one row would take half the time.
         """
         fragments, found = self._fragments, None
-        if place is not None:
-            found = fragments.steps.position(*place, num_top)
+        if isinstance(values, LonePosition):
+            found = fragments.steps.position(values.arrays, values.i, num_top)
         if found is None:
+            arrays = values.alone() if isinstance(values, LonePosition) else values
             texts = texts_of(np.concatenate((arrays.top_logprobs[0, :num_top], arrays.chosen)))
             top_ids: list[int] = arrays.top_ids[0, :num_top].tolist()
             found = PositionTexts(top_ids, texts[:-1], texts[-1], int(arrays.ranks[0]))
-        ids, values, chosen, rank = found
+        ids, texts, chosen, rank = found
         if token_id not in ids:
-            ids, values = [*ids, token_id], [*values, chosen]
+            ids, texts = [*ids, token_id], [*texts, chosen]
         keys = fragments.plain_keys(ids, as_ids=self._as_ids)
         if keys is None:
             return None
         one = [token_id]
-        return {
-            "tokens": fragments.names(one, as_ids=self._as_ids)[0],
-            "text_offset": str(offset),
-            "token_ids": str(token_id),
-            "bytes": fragments.byte_lists(one)[0],
-            "token_logprobs": chosen,
-            "top_logprobs": "{" + ",".join(map(add, keys, values)) + "}",
-            "ranks": str(rank),
-            "top_token_ids": "[" + ",".join(map(str, ids)) + "]",
-        }
+        return (
+            *(*fragments.names(one, as_ids=self._as_ids), str(offset), str(token_id)),
+            *(*fragments.byte_lists(one), chosen, f"{{{','.join(map(add, keys, texts))}}}"),
+            *(str(rank), f"[{','.join(map(str, ids))}]"),
+        )
 
     def _tokens(self, token_ids: Int32Array, offsets: list[int]) -> Columns:
         ids = token_ids.tolist()

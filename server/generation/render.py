@@ -12,6 +12,7 @@ import orjson
 from engine.messages.step_output import Origin, PromptLogprobs
 from server.generation.choice import Piece, ReplyChoice
 from server.generation.logprobs import (
+    COLUMNS,
     Columns,
     LogprobWriter,
     join_columns,
@@ -22,6 +23,8 @@ from server.generation.prepare import PreparedRequest
 from server.generation.prompt_report import PromptReport, start_of
 
 _ORIGINS = [origin.name.lower() for origin in Origin]
+_LONE = "{" + "".join([f'"{name}":[%s],' for name in COLUMNS]) + '"mode":"%s"}'
+"""The `logprobs` object of a lone position."""
 _NO_VALUES = np.zeros(0, dtype=np.float32)
 LONE_END = b',"finish_reason":null,"stop_reason":null}'
 PLAIN_END = b',"logprobs":null' + LONE_END
@@ -125,14 +128,13 @@ class Renderer:
 
         It is what `choice` makes of dicts, in a third of the time: a stream has one for each token.
         """
-        arrays, num_top = piece.logprobs, self._form.num_top
-        if arrays is None or num_top is None or len(piece.token_ids) != 1:
+        values, num_top = piece.place or piece.values, self._form.num_top
+        if values is None or num_top is None or len(piece.token_ids) != 1:
             return None
-        lone = piece.token_ids[0], piece.starts[0], arrays, num_top, piece.place
-        if (columns := self._writer.one_with_values(*lone)) is None:
+        lone = piece.token_ids[0], piece.starts[0], values, num_top
+        if (items := self._writer.one_with_values(*lone)) is None:
             return None
-        lists = ",".join([f'"{name}":[{items}]' for name, items in columns.items()])
-        return f'{{{lists},"mode":"{self._form.mode}"}}'.encode()
+        return (_LONE % (*items, self._form.mode)).encode()
 
     def _words(self, index: int, prompt_idx: int, pieces: list[Piece]) -> dict[str, Any]:
         """What a choice object of these pieces says."""
@@ -199,16 +201,17 @@ class Renderer:
         parts: list[Columns] = []
         if piece.first and form.echo:
             parts = self._prompt_report.columns(prompt_idx, piece.prompt_logprobs)
-        if piece.logprobs is not None and piece.token_ids:
+        if (arrays := piece.logprobs) is not None and piece.token_ids:
             starts, explicit = self._starts(prompt_idx, piece), form.explicit_ids or ()
-            shown = (token_ids, starts, piece.logprobs, form.num_top, explicit)
+            shown = (token_ids, starts, arrays, form.num_top, explicit)
             parts.append(self._writer.with_values(*shown, place=piece.place))
         else:
             parts.append(self._writer.without_values(token_ids[:0], []))
         return parts
 
     def _packed(self, prompt_idx: int, piece: Piece) -> dict[str, Any]:
-        parts = [piece.logprobs] if piece.logprobs is not None and piece.token_ids else []
+        arrays = piece.logprobs
+        parts = [arrays] if arrays is not None and piece.token_ids else []
         token_ids = np.array(piece.token_ids, dtype=np.int32)
         start, starts = 0, self._starts(prompt_idx, piece)
         if piece.first and self._form.echo:

@@ -112,7 +112,7 @@ def content_piece(piece: Piece) -> ParsedPiece:
         token_ids=piece.token_ids,
         origins=piece.origins,
         starts=piece.starts,
-        logprobs=piece.logprobs,
+        values=piece.logprobs,
         place=None,
         prompt_logprobs=piece.prompt_logprobs,
         finish_reason=piece.finish_reason,
@@ -208,8 +208,8 @@ class PieceReader:
         token_ids, self._token_ids = self._token_ids[:count], self._token_ids[count:]
         origins, self._origins = self._origins[:count], self._origins[count:]
         starts, self._starts = self._starts[:count], self._starts[count:]
-        if piece.logprobs is not None:
-            self._logprobs.push(piece.logprobs)
+        if (arrays := piece.logprobs) is not None:
+            self._logprobs.push(arrays)
         events = self._take_events()
         return self._parsed(piece, token_ids, origins, starts, events, parts, cuts)
 
@@ -273,7 +273,7 @@ class PieceReader:
             token_ids=token_ids,
             origins=origins,
             starts=starts,
-            logprobs=piece.logprobs if is_whole else self._logprobs.take(len(token_ids)),
+            values=piece.logprobs if is_whole else self._logprobs.take(len(token_ids)),
             place=None,
             prompt_logprobs=piece.prompt_logprobs,
             finish_reason=piece.finish_reason,

@@ -83,9 +83,9 @@ class TokenRenderer(Renderer):
 
     def _columns(self, prompt_idx: int, piece: Piece) -> list[Columns]:
         """The entries of a piece's tokens, if they are shown one by one."""
-        if self._num_shown is None or self._form.packed or piece.logprobs is None:
+        if self._num_shown is None or self._form.packed or (arrays := piece.logprobs) is None:
             return []
-        return [{"content": self._entries(piece.token_ids, piece.logprobs)}]
+        return [{"content": self._entries(piece.token_ids, arrays)}]
 
     def _token_logprobs(self, written: list[WrittenPiece]) -> Any:
         """The `logprobs` of a choice: an entry for each token, or packed arrays."""

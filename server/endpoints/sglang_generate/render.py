@@ -65,8 +65,8 @@ class GenerateRenderer(Renderer):
         written = self._written.setdefault(choice.index, _Written())
         written.text += piece.text
         written.token_ids += piece.token_ids
-        if piece.logprobs is not None:
-            written.logprobs.append(self._values(piece.token_ids, piece.logprobs))
+        if (arrays := piece.logprobs) is not None:
+            written.logprobs.append(self._values(piece.token_ids, arrays))
         if piece.first:
             prompt = self._prepared.prompts[choice.prompt_idx].token_ids
             written.about_prompt = self._about_prompt(prompt, piece.prompt_logprobs)

@@ -67,7 +67,7 @@ class TestPieces:
             )
             assert piece.place is not None
             assert other.place is not None
-            assert piece.place[0].ranks[0] == other.place[0].ranks[0]
+            assert piece.place.arrays.ranks[0] == other.place.arrays.ranks[0]
         assert list(lagging.take_by_token()) == []
 
     def test_a_stream_that_lags_far_has_one_piece(self) -> None:

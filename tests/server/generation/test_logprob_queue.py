@@ -41,6 +41,23 @@ def test_a_part_that_is_taken_alone_is_no_copy() -> None:
     assert np.shares_memory(taken.chosen, first.chosen)
 
 
+def test_a_position_is_taken_as_its_place_or_as_arrays() -> None:
+    queues = LogprobQueue(2, 1), LogprobQueue(2, 1)
+    for queue in queues:
+        assert queue.take_lone() is None
+        queue.push(values(5, num_top=4, num_explicit=3), 1, 3)
+        queue.push(values(4, num_top=2, num_explicit=1), 3, 4)
+    for i in (1, 2, 3):
+        place, arrays = queues[0].take_lone(), queues[1].take(1)
+        assert place is not None
+        assert arrays is not None
+        assert place.i == i
+        alone = place.alone()
+        for name in alone.__struct_fields__:
+            np.testing.assert_array_equal(getattr(alone, name), getattr(arrays, name))
+    assert queues[0].take_lone() is None
+
+
 def test_fewer_than_asked_are_all() -> None:
     queue = LogprobQueue()
     queue.push(values(2))

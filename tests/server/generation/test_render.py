@@ -14,6 +14,7 @@ from engine.messages.request import PromptLogprobsParams
 from engine.messages.step_output import Finish, PromptLogprobs
 from server.generation.choice import Piece, ReplyChoice
 from server.generation.form import ReplyForm
+from server.generation.logprob_queue import LonePosition
 from server.generation.prepare import PreparedRequest
 from server.generation.prompts import Prompt
 from server.generation.render import AHEAD_TOKENS, INLINE_VALUES, Renderer
@@ -47,13 +48,13 @@ def rendered(wanted: ReplyForm, piece: Piece, prompt: str = "ab") -> dict[str, A
     return made
 
 
-def piece(text: str = "", **changes: Any) -> Piece:
+def piece(text: str = "", logprobs: LogprobArrays | None = None, **changes: Any) -> Piece:
     neutral: dict[str, Any] = {
         "first": True,
         "token_ids": list(text.encode()),
         "origins": [],
         "starts": list(range(len(text.encode()))),
-        "logprobs": None,
+        "values": logprobs,
         "prompt_logprobs": None,
         "finish_reason": "length",
         "stop_reason": None,
@@ -147,18 +148,19 @@ class TestChunksOfOneToken:
             explicit=self.STEP.explicit[at],
             kept=self.STEP.kept[at],
         )
-        fields = {"logprobs": values, "starts": [7], "finish_reason": None, "first": i == 0}
+        fields: dict[str, Any] = {"starts": [7], "finish_reason": None, "first": i == 0}
         renderer = Renderer(prepared(wanted))
-        alone = orjson.dumps(renderer.choice(3, 0, piece("x", **fields)))
-        for place in (None, (self.STEP, i)):
-            assert renderer.chunk(3, 0, piece("x", place=place, **fields)) == alone
+        alone = piece("x", values, **fields)
+        text = orjson.dumps(renderer.choice(3, 0, alone))
+        placed = piece("x", place=LonePosition(self.STEP, i, num_top, 0), **fields)
+        assert renderer.chunk(3, 0, alone) == renderer.chunk(3, 0, placed) == text
 
     def test_whatever_else_is_shown_stays(self) -> None:
         for more in ({"kept": True}, {"return_token_ids": True}, {"explicit_ids": (7,)}):
             wanted = form(num_top=1, stream=True, **more)
-            fields = {"logprobs": values(1, num_explicit=1), "finish_reason": None, "first": False}
+            place = LonePosition(values(1, num_explicit=1), 0, 1, 1)
             renderer = Renderer(prepared(wanted))
-            one = piece("x", place=(fields["logprobs"], 0), **fields)
+            one = piece("x", place=place, finish_reason=None, first=False)
             assert renderer.chunk(3, 0, one) == orjson.dumps(renderer.choice(3, 0, one))
 
 
