@@ -191,6 +191,7 @@ class EventStream(StreamingResponse):
                 now = time.perf_counter()
                 inter_token.observe(now - last)
                 last = now
+            inter_token.count()
             if recording is not None:
                 await recording.settle(None)
             end = self._writer.end()

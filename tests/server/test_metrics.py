@@ -7,10 +7,12 @@ import math
 import time
 
 import msgspec
+from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.stats import AdapterStats
 from server.engine_metrics import NO_STATS
+from server.metrics import COUNTED_TOGETHER, GapHistogram
 from tests.fakes import FakeEngine, says
 from tests.server.conftest import Site, eventually, in_process
 
@@ -192,3 +194,22 @@ async def test_adapters_are_named_as_vllm_names_them() -> None:
         assert found["tailrace_lora_adapters_held"].value == 3
         assert found["tailrace_lora_slot_loads_total"].value == 5
         assert found["tailrace_lora_failed_readings_total"].value == 0
+
+
+def test_gaps_are_counted_together_as_each_would_be() -> None:
+    registries = CollectorRegistry(), CollectorRegistry()
+    plain, kept = (
+        Histogram("gaps", "Gaps", buckets=(0.5, 1.0, 4.0), registry=each) for each in registries
+    )
+    gaps = GapHistogram(kept)
+    gaps.count()
+    values = [0.25, 0.5, 0.75, 1.0, 5.0, 0.0] * COUNTED_TOGETHER
+    for value in values[:-1]:
+        plain.observe(value)
+        gaps.observe(value)
+    assert registries[1].get_sample_value("gaps_count") == len(values) - COUNTED_TOGETHER
+    gaps.count()
+    for bound in ("0.5", "1.0", "4.0", "+Inf"):
+        found = [each.get_sample_value("gaps_bucket", {"le": bound}) for each in registries]
+        assert found[0] == found[1]
+    assert registries[0].get_sample_value("gaps_sum") == registries[1].get_sample_value("gaps_sum")
