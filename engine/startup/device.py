@@ -9,6 +9,7 @@ import torch
 
 from engine.config import ConfigError, EngineConfig, ModelConfig
 from engine.memory.sleeping import FixedMemory, HostMemory, SleepingMemory
+from sampling.device.compiling import begin_reading_triton
 
 
 def resolve_device(config: ModelConfig) -> torch.device:
@@ -23,7 +24,7 @@ def resolve_device(config: ModelConfig) -> torch.device:
 
 
 def begin_context(config: EngineConfig) -> None:
-    """Begin to make the GPU's context and load cuBLAS, on a thread: most of it is no Python.
+    """Begin to make the GPU's context, load cuBLAS and read Triton: most of it is no Python.
 
     Several ranks have a GPU each, and choose it later.
     """
@@ -34,6 +35,7 @@ def begin_context(config: EngineConfig) -> None:
 def _make_context() -> None:
     with contextlib.suppress(RuntimeError):  # whoever needs the GPU meets the error again
         if torch.cuda.is_available():
+            begin_reading_triton()  # the first kernel that is launched would wait for it
             ones = torch.ones((16, 16), device="cuda")
             torch.mm(ones, ones)
             torch.cuda.synchronize()

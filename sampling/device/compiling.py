@@ -117,8 +117,9 @@ def compiling() -> Iterator[Compilation]:
             threads.let_go()
 
 
+@functools.cache
 def begin_reading_triton() -> None:
-    """Begin to hash Triton's own files, which names all that is in its cache: half a second."""
+    """Begin, once, to hash Triton's own files, 500 MB, which names all that is in its cache."""
     if HAS_TRITON:
         threading.Thread(target=triton.runtime.cache.triton_key, daemon=True).start()
 

@@ -9,6 +9,7 @@ import torch
 from msgspec import structs
 
 from engine.config import ConfigError, EngineConfig, ModelConfig
+from engine.startup import device
 from engine.startup.device import begin_context, resolve_device
 
 CONFIG = EngineConfig(model=ModelConfig(model="m"))
@@ -43,3 +44,19 @@ def test_the_context_is_begun_of_one_gpu_and_its_errors_are_left_to_others(
     assert not begun.wait(0.05)
     begin_context(CONFIG)
     assert begun.wait(5)
+
+
+def test_triton_is_read_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+    monkeypatch.setattr(device, "begin_reading_triton", begun.set)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    device._make_context()
+    assert not begun.is_set()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "ones", _no_memory)
+    device._make_context()
+    assert begun.is_set()
+
+
+def _no_memory(*_: object, **__: object) -> None:
+    raise RuntimeError("out of memory")
