@@ -77,8 +77,9 @@ def _add_verify(parser: argparse.ArgumentParser) -> None:
 def _verify(given: dict[str, Any]) -> int:
     """Check every sampling path as these settings would choose it; 1 if a check fails."""
     quick, as_json = given.pop("quick"), given.pop("json")
-    with_model = not {"model", "model_flag"}.isdisjoint(given)
+    names_model = not {"model", "model_flag"}.isdisjoint(given)
     config = _config(given)
+    with_model = names_model or config.model.batch_invariant  # whose promise is about a model
     from engine.startup.verify.self_test import run_self_test
 
     return run_self_test(

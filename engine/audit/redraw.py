@@ -28,6 +28,9 @@ def redraw(choice: DrawnChoice, source: LogitSource) -> list[Redrawn]:
     Args:
         choice: without a refusal.
         source: of the logits.
+
+    Raises:
+        ValueError: the choice's parameters leave no token.
     """
     token_ids = [*choice.prompt, *choice.output]
     start = len(choice.prompt)
@@ -40,6 +43,8 @@ def redraw(choice: DrawnChoice, source: LogitSource) -> list[Redrawn]:
 def _token(choice: DrawnChoice, raw: npt.NDArray[np.float32], num_output: int) -> Redrawn:
     params, token = choice.params, choice.output[num_output]
     logits = edited(raw, params, choice.prompt, choice.output[:num_output])
+    if not (logits > -math.inf).any():
+        raise ValueError("its parameters leave no token")
     position = len(choice.prompt) + num_output
     if params.greedy:
         derived, logprob = int(logits.argmax()), 0.0
@@ -47,7 +52,8 @@ def _token(choice: DrawnChoice, raw: npt.NDArray[np.float32], num_output: int) -
         if token != derived:
             noise = max(noise, math.ulp(0.0))  # equal logits: the lower id is drawn
     else:
-        scaled = logits / params.temperature
+        with np.errstate(over="ignore"):  # at the lowest temperatures others are at -inf
+            scaled = (logits - logits.max()) / params.temperature
         assert params.seed is not None, "a choice without a seed is refused"
         race = _Race(scaled, params.seed, position, choice.choice)
         left = kept(scaled, params)

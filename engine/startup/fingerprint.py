@@ -22,7 +22,7 @@ import torch
 from msgspec import structs
 
 from engine.config import EngineConfig, ModelConfig
-from engine.models.weights.folder import model_folder, read_json
+from engine.models.weights.folder import eos_token_ids, model_folder, read_json
 from engine.models.weights.sources import weight_files
 
 DIGITS = 16
@@ -71,6 +71,7 @@ class Fingerprint:
         folder = model_folder(model.model, model.revision, weights=not is_random)
         content = read_json(folder / "config.json")
         self._parts.append({key: content[key] for key in content if key not in UNSEEN})
+        self._parts.append(eos_token_ids(folder))  # of generation_config.json, mostly
         if is_random:
             return []
         return [self._pool.submit(file_hash, path) for path in weight_files(folder)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import os
 import sys
@@ -10,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from msgspec import structs
 
 from engine.audit.drawn import DrawnChoice, LogitSource
 from engine.config import EngineConfig
-from server.audit.records import Served, read_choices
+from sampling.params import ParameterError
+from server.audit.parameters import Served
+from server.audit.records import read_choices
 from server.audit.report import conclusion, document, header, line, status
-from server.audit.server_logits import ServerLogits
-from server.audit.verdict import Finding, allowed_noise, judge
+from server.audit.server_logits import ServerLogits, adapters_of
+from server.audit.verdict import Finding, Noise, allowed_noise, judge
 from server.command.configure import server_config
 from server.command.parser import add_settings
 from server.command.settings import Settings
@@ -41,34 +43,29 @@ def add_audit(parser: argparse.ArgumentParser) -> None:
 
 
 def _noise(word: str) -> float:
-    value = float(word)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be 0 or more, got {word}")
-    return value
+    with contextlib.suppress(ValueError):
+        if 0 <= (value := float(word)) < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError(f"must be a number, 0 or more, got {word}")
 
 
 def run_audit(given: dict[str, Any], settings: Settings, config: EngineConfig) -> int:
     """Derive every token of a file again; returns the exit status of `report.status`."""
-    choices = list(read_choices(given["file"], _served(settings, config)))
-    source, where = _source(given["base_url"], settings, config)
+    remote = _remote(given["base_url"], settings)
+    choices = list(read_choices(given["file"], _served(settings, config, remote)))
+    source, where = _source(remote, config)
     noise = allowed_noise(given["logit_noise"], source.dtype)
     as_json = given["json"]
     if not as_json:
         print(f"tailrace audit: {where}, {source.dtype}, logits off by up to {noise:g} nats")
         print(header(), flush=True)
-    from engine.audit.redraw import redraw  # imports torch
-
-    verdicts, known = [], set[tuple[Any, ...]]()
+    verdicts, known = [], set[Noise]()
     for choice in choices:
         refusal = choice.refusal or _stranger(choice, source)
         if refusal is not None:
             verdict = Finding(line=choice.line, index=choice.index, refusal=refusal)
         else:
-            verdict = judge(choice, redraw(choice, source), noise)
-            draw = (tuple(choice.prompt), repr(choice.params), choice.choice)
-            if draw in known:  # the same draw again proves nothing more
-                verdict = structs.replace(verdict, log10_odds=0.0)
-            known.add(draw)
+            verdict = _judged(choice, source, noise, known)
         verdicts.append(verdict)
         if not as_json:
             print(line(verdict), flush=True)
@@ -79,8 +76,22 @@ def run_audit(given: dict[str, Any], settings: Settings, config: EngineConfig) -
     return status(verdicts)
 
 
+def _judged(choice: DrawnChoice, source: LogitSource, noise: float, known: set[Noise]) -> Finding:
+    from engine.audit.redraw import redraw  # imports torch
+
+    try:
+        tokens = redraw(choice, source)
+    except ValueError as error:
+        return Finding(line=choice.line, index=choice.index, refusal=str(error))
+    return judge(choice, tokens, noise, known)
+
+
 def _stranger(choice: DrawnChoice, source: LogitSource) -> str | None:
-    """Why a choice cannot be drawn again: it has ids, or more of them, than the model does."""
+    """Why a choice cannot be drawn again: it has other ids than the model, or more of them."""
+    try:
+        choice.params.check_vocab(source.vocab_size)
+    except ParameterError as error:
+        return str(error)
     count, most = len(choice.prompt) + len(choice.output), source.max_model_len
     if count > most:
         return f"it has {count} tokens with its prompt, and --max-model-len is {most}"
@@ -91,18 +102,11 @@ def _stranger(choice: DrawnChoice, source: LogitSource) -> str | None:
     return None
 
 
-def _served(settings: Settings, config: EngineConfig) -> Served:
-    """What the flags say of the server, as for `tailrace serve`."""
+def _served(settings: Settings, config: EngineConfig, remote: Remote | None) -> Served:
+    """What the flags say of the server, as for `tailrace serve`, and what a running one says."""
     from engine.models.expected import eos_token_ids  # imports torch
 
-    http = server_config(settings, config)
-    defaults = {
-        name: getattr(http.defaults, name)
-        for name in http.defaults.__struct_fields__
-        if name != "max_tokens"
-    }
-
-    def words(bad_words: list[str]) -> Any:
+    def words(bad_words: list[str]) -> tuple[tuple[int, ...], ...]:
         from server.generation.masks import bad_words as ids_of
         from server.text.tokenizer import load_tokenizer
 
@@ -118,23 +122,27 @@ def _served(settings: Settings, config: EngineConfig) -> Served:
     if speculation is not None:
         keeps_draws = speculation.keeps_draws
         at_rates = speculation.rejection_sample_method == "synthetic"
+    adapters = {name for name, _ in config.adapters.modules} if config.adapters else set[str]()
     return Served(
-        defaults=defaults,
+        config=server_config(settings, config),
         eos_token_ids=eos_token_ids(config.model),
         words=words,
         keeps_draws=keeps_draws,
-        logprobs_mode=http.logprobs_mode,
         accepts_at_rates=at_rates,
+        adapters=frozenset(adapters | (set() if remote is None else adapters_of(remote))),
     )
 
 
-def _source(
-    base_url: str | None, settings: Settings, config: EngineConfig
-) -> tuple[LogitSource, str]:
+def _remote(base_url: str | None, settings: Settings) -> Remote | None:
+    if base_url is None:
+        return None
+    key = settings.api_key[0] if settings.api_key else os.environ.get("OPENAI_API_KEY") or None
+    return Remote(base_url, key=key)
+
+
+def _source(remote: Remote | None, config: EngineConfig) -> tuple[LogitSource, str]:
     """Where logits come from, and its name."""
-    if base_url is not None:
-        key = settings.api_key[0] if settings.api_key else os.environ.get("OPENAI_API_KEY") or None
-        remote = Remote(base_url, key=key)
+    if remote is not None:
         return ServerLogits(remote, None), remote.url
     from engine.audit.engine_logits import EngineLogits  # imports torch
 

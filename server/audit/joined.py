@@ -13,6 +13,8 @@ Json = dict[str, Any]
 
 PACKED = {"dtype", "shape", "data"}
 """The keys of a packed array."""
+ROUNDED = ("<f2", "bfloat16")
+"""Types of arrays that stay packed: their values are not those that were computed."""
 
 
 class UnreadableReplyError(ValueError):
@@ -31,22 +33,34 @@ def joined(reply: Any) -> Json:
     if isinstance(reply, str):
         reply = events(reply)
     if isinstance(reply, list):
-        reply = _join(reply)
+        try:
+            reply = _join(reply)
+        except (AttributeError, LookupError, TypeError) as error:
+            raise UnreadableReplyError(f"the chunks are no stream's: {error!r}") from None
     if not isinstance(reply, dict):
         raise UnreadableReplyError("the reply is no object, list of chunks or stream")
     if "error" in reply:
         raise UnreadableReplyError(
             f"the reply is an error: {orjson.dumps(reply['error']).decode()}"
         )
-    if not isinstance(reply.get("choices"), list):
+    if not isinstance(reply.get("choices"), list) or not reply["choices"]:
         raise UnreadableReplyError("the reply has no choices")
     return {**reply, "choices": [_listed(choice) for choice in reply["choices"]]}
 
 
 def events(text: str) -> list[Json]:
-    """The objects of a stream's `data:` lines."""
-    lines = (line[5:].strip() for line in text.splitlines() if line.startswith("data:"))
-    return [orjson.loads(line) for line in lines if line and line != "[DONE]"]
+    """The objects of a stream's `data:` lines; the last may be cut off in its middle."""
+    # Not `splitlines`: a text may hold other ends of lines, which JSON leaves as they are.
+    lines = [line.strip() for line in text.replace("\r", "\n").split("\n")]
+    found = []
+    for i, line in enumerate(lines):
+        data = line[5:].strip() if line.startswith("data:") else ""
+        try:
+            found += [orjson.loads(data)] if data not in ("", "[DONE]") else []
+        except orjson.JSONDecodeError:
+            if i < len(lines) - 1:
+                raise
+    return found
 
 
 def _join(chunks: list[Any]) -> Json:
@@ -64,6 +78,8 @@ def _join(chunks: list[Any]) -> Json:
 def _listed(value: Any) -> Any:
     """A choice whose packed arrays are lists."""
     if not isinstance(value, dict):
+        return value
+    if value.keys() == PACKED and value["dtype"] in ROUNDED:
         return value
     if value.keys() == PACKED:
         try:

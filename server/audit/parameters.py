@@ -2,76 +2,86 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from sampling.params import ParameterError, SamplingParams
+from sampling.params import SamplingParams
+from server.config import ServerConfig
+from server.endpoints.chat.schema import ChatRequest
+from server.endpoints.completions.schema import CompletionRequest
+from server.errors import ApiError
+from server.generation.translation import converted_params, given_params
+from server.schema.foreign import validate_adopted
 
 Json = dict[str, Any]
-
-NUMBERS = (
-    *("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"),
-    "frequency_penalty",
-)
-UNDERIVED = (
-    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
-    *("thinking_token_budget", "logits_processors", "use_beam_search"),
-)
-"""Fields whose masks or searches are not in the request itself."""
+Body = CompletionRequest | ChatRequest
 
 
 class RefusedError(ValueError):
     """A choice cannot be audited; the message names why."""
 
 
-def sampling_params(
-    body: Json, defaults: Json, eos_token_ids: tuple[int, ...], words: Callable[[list[str]], Any]
-) -> SamplingParams:
-    """The parameters of a body.
+class Served(NamedTuple):
+    """What the file does not say of the server.
 
-    Args:
-        body: of the request.
-        defaults: of the server, for fields that the body leaves out.
-        eos_token_ids: the model's ends of text, which `min_tokens` masks.
-        words: token ids of `bad_words`.
+    Attributes:
+        config: of its HTTP side, whose defaults hold for what a body leaves out.
+        eos_token_ids: the model's ends of text.
+        words: token ids of `bad_words`; raises `ApiError`.
+        keeps_draws: whether its drafts leave the tokens of a seed as they are; None where it
+            drafts nothing.
+        accepts_at_rates: it accepts drafts at given rates ("synthetic"), of greedy rows too.
+        adapters: names of those that it serves.
+    """
+
+    config: ServerConfig
+    eos_token_ids: tuple[int, ...]
+    words: Callable[[list[str]], tuple[tuple[int, ...], ...]]
+    keeps_draws: bool | None
+    accepts_at_rates: bool = False
+    adapters: frozenset[str] = frozenset()
+
+
+def read_body(body: Json) -> Body:
+    """The request as the server reads it, fields by other servers' names included.
+
+    Raises:
+        RefusedError: the server takes no such request.
+    """
+    kind: type[Body] = ChatRequest if "messages" in body else CompletionRequest
+    try:
+        return validate_adopted(kind, copy.deepcopy(body), accepts_unknown=True)[0]
+    except ApiError as error:
+        raise RefusedError(f"the server takes no such request: {error.message}") from None
+
+
+def sampling_params(body: Body, served: Served) -> SamplingParams:
+    """The parameters of a body.
 
     Raises:
         RefusedError: something decides tokens that cannot be derived from the body.
     """
+    if body.model in served.adapters:
+        raise RefusedError(f"its model {body.model} is an adapter, whose logits are not computed")
     _refuse(body)
-    given = {key: value for key, value in {**defaults, **_set(body)}.items() if value is not None}
-    values: Json = {name: float(given[name]) for name in NUMBERS if name in given}
-    seed = None if given.get("seed") in (None, -1) else int(given["seed"])
-    if values.get("temperature", 1.0) > 0.0 and seed is None:
-        raise RefusedError("it has no seed: the server drew one, which it does not report")
-    ends = () if given.get("ignore_eos") else eos_token_ids
-    allowed = given.get("allowed_token_ids")
+    given = given_params(body, served.eos_token_ids)
     try:
-        return SamplingParams(
-            **values,
-            top_k=max(int(given.get("top_k", 0)), 0),
-            seed=seed,
-            logit_bias={int(key): float(v) for key, v in given.get("logit_bias", {}).items()},
-            allowed_token_ids=None if allowed is None else tuple(allowed),
-            bad_words=words(given["bad_words"]) if given.get("bad_words") else (),
-            min_tokens=int(given.get("min_tokens", 0)),
-            stop_token_ids=(*ends, *given.get("stop_token_ids", ())),
-        )
-    except (ParameterError, TypeError, ValueError) as error:
-        raise RefusedError(f"its parameters are out of bounds: {error}") from None
+        words = served.words(body.bad_words) if body.bad_words else ()
+        params = converted_params(given, words, served.config)
+    except ApiError as error:
+        raise RefusedError(f"its parameters are out of bounds: {error.message}") from None
+    if not params.greedy and params.seed is None:
+        raise RefusedError("it has no seed: the server drew one, which it does not report")
+    return params
 
 
-def _set(body: Json) -> Json:
-    return {key: value for key, value in body.items() if value is not None}
-
-
-def _refuse(body: Json) -> None:
+def _refuse(body: Body) -> None:
     """Raise `RefusedError` for a field whose effect on tokens is not derived."""
-    for name in UNDERIVED:
-        if body.get(name) not in (None, False):
+    for name in ("structured_outputs", "thinking_token_budget"):
+        if getattr(body, name) is not None:
             raise RefusedError(f"{name}: what it masks is not derived")
-    kind = body.get("response_format")
-    if isinstance(kind, dict) and kind.get("type") != "text":
+    if body.response_format is not None and body.response_format.type != "text":
         raise RefusedError("response_format: what its grammar masks is not derived")
-    if body.get("tools") and body.get("tool_choice") != "none":
+    if isinstance(body, ChatRequest) and body.tools and body.tool_choice != "none":
         raise RefusedError("tools: what the grammar of calls masks is not derived")

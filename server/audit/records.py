@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 from msgspec import structs
@@ -13,29 +13,9 @@ from engine.audit.drawn import DrawnChoice
 from engine.errors import ConfigError
 from sampling.params import SamplingParams
 from server.audit.joined import Json, UnreadableReplyError, joined
-from server.audit.parameters import RefusedError, sampling_params
+from server.audit.parameters import Body, RefusedError, Served, read_body, sampling_params
 from server.audit.reported import reported_logprobs
-
-
-class Served(NamedTuple):
-    """What the file does not say of the server.
-
-    Attributes:
-        defaults: of sampling fields.
-        eos_token_ids: the model's ends of text.
-        words: token ids of `bad_words`.
-        keeps_draws: whether its drafts leave the tokens of a seed as they are; None where it
-            drafts nothing.
-        logprobs_mode: of requests that name none.
-        accepts_at_rates: it accepts drafts at given rates ("synthetic"), of greedy rows too.
-    """
-
-    defaults: Json
-    eos_token_ids: tuple[int, ...]
-    words: Callable[[list[str]], Any]
-    keeps_draws: bool | None
-    logprobs_mode: str = "raw_logprobs"
-    accepts_at_rates: bool = False
+from server.endpoints.completions.schema import CompletionRequest
 
 
 def read_choices(path: Path, served: Served) -> Iterator[DrawnChoice]:
@@ -67,9 +47,14 @@ def _pair(where: str, number: int, line: bytes, served: Served) -> Iterator[Draw
     choices = reply.get("choices")
     if not isinstance(choices, list) or not all(isinstance(each, dict) for each in choices):
         raise ConfigError(f"{where}: the reply's choices are no list of objects")
+    try:
+        typed = read_body(body)
+    except RefusedError as error:
+        yield from (_refused(number, i, str(error)) for i in range(len(choices)))
+        return
     seen = set[int]()
     for choice in choices:
-        found = _choice(number, body, reply, choice, served)
+        found = _choice(number, typed, reply, choice, served)
         if found.refusal is None and found.index in seen:
             why = f"its reply has two choices with index {found.index}"
             found = structs.replace(found, refusal=why)
@@ -77,33 +62,43 @@ def _pair(where: str, number: int, line: bytes, served: Served) -> Iterator[Draw
         yield found
 
 
-def _choice(number: int, body: Json, reply: Json, choice: Json, served: Served) -> DrawnChoice:
-    index, place = 0, 0
+def _refused(number: int, index: int, why: str) -> DrawnChoice:
+    return DrawnChoice(
+        line=number,
+        index=index,
+        choice=0,
+        prompt=[],
+        output=[],
+        params=SamplingParams(),
+        refusal=why,
+    )
+
+
+def _choice(number: int, body: Body, reply: Json, choice: Json, served: Served) -> DrawnChoice:
+    index = choice.get("index")
+    if type(index) is not int:
+        return _refused(number, 0, f"its index is {index!r}, which is no number")
+    n, prompts = body.n or 1, _prompts(body)
+    if not 0 <= index < n * len(prompts):
+        return _refused(number, index, f"its index is {index}, of {n * len(prompts)} choices")
     try:
-        index, n, prompts = int(choice.get("index", 0)), int(body.get("n") or 1), _prompts(body)
-        place = index % n
-        if not 0 <= index < n * len(prompts):
-            raise RefusedError(f"its index is {index}, of {n * len(prompts)} choices")
-        params = sampling_params(body, served.defaults, served.eos_token_ids, served.words)
+        params = sampling_params(body, served)
         _check_drafts(reply, choice, params, served)
-        output = _output(body, choice)
+        output = _output(body, choice, served)
         return DrawnChoice(
             line=number,
             index=index,
-            choice=place,
+            choice=index % n,
             prompt=_prompt(body, reply, choice, prompts[index // n]),
             output=output,
             params=params,
-            logprobs=reported_logprobs(body, choice, output, served.logprobs_mode),
+            logprobs=reported_logprobs(body, choice, output, served.config.logprobs_mode),
         )
     except RefusedError as error:
         why = str(error)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         why = f"a field of it is not what its API has there: {error}"
-    nothing = SamplingParams()
-    return DrawnChoice(
-        line=number, index=index, choice=place, prompt=[], output=[], params=nothing, refusal=why
-    )
+    return _refused(number, index, why)
 
 
 def _check_drafts(reply: Json, choice: Json, params: SamplingParams, served: Served) -> None:
@@ -123,39 +118,53 @@ def _check_drafts(reply: Json, choice: Json, params: SamplingParams, served: Ser
     )
 
 
-def _prompts(body: Json) -> list[Any]:
-    """The prompts of a body: texts, lists of ids, or None for a chat."""
-    prompt = body.get("prompt")
-    if not isinstance(prompt, list) or all(isinstance(token, int) for token in prompt):
-        return [prompt]
-    return prompt
+def _prompts(body: Body) -> Sequence[list[int] | None]:
+    """The ids of each prompt of a body; None for a text or a chat."""
+    if not isinstance(body, CompletionRequest):
+        return [None]
+    return [None if isinstance(prompt, str) else prompt.tolist() for prompt in body.prompt]
 
 
-def _output(body: Json, choice: Json) -> list[int]:
-    if not isinstance(choice.get("token_ids"), list):
+def _output(body: Body, choice: Json, served: Served) -> list[int]:
+    output = _ids(choice.get("token_ids"), "token_ids")
+    if output is None:
         raise RefusedError("it has no token_ids: ask with return_token_ids")
-    output = [int(token) for token in choice["token_ids"]]
-    for name in ("max_tokens", "max_completion_tokens"):
-        most = body.get(name)
-        if most is not None and len(output) > int(most):
-            raise RefusedError(f"it has {len(output)} tokens, and {name} is {most}")
+    most = body.token_limit
+    if most is None and isinstance(body, CompletionRequest):
+        most = served.config.defaults.max_tokens
+    if most is not None and len(output) > most:
+        raise RefusedError(f"it has {len(output)} tokens, and max_tokens is {most}")
     return output
 
 
-def _prompt(body: Json, reply: Json, choice: Json, asked: Any) -> list[int]:
+def _ids(value: Any, name: str) -> list[int] | None:
+    """A list of ids; None where there is none. Raises `RefusedError` for anything else."""
+    if not isinstance(value, list):
+        return None
+    if not all(type(token) is int for token in value):
+        raise RefusedError(f"its {name} are no numbers")
+    return value
+
+
+def _prompt(body: Body, reply: Json, choice: Json, asked: list[int] | None) -> list[int]:
     """The prompt's ids: of the choice, of a chat's reply, or of the body.
 
     Args:
-        asked: the body's prompt that the choice goes on from.
+        asked: the body's own, where it has ids.
 
     Raises:
         RefusedError: there are none, or they are not the ids that were asked.
     """
-    ids = asked if isinstance(asked, list) else None
-    for given in (choice.get("prompt_token_ids"), reply.get("prompt_token_ids"), ids):
-        if given:
-            prompt = [int(token) for token in given]
-            if ids and prompt != ids and body.get("truncate_prompt_tokens") is None:
+    for given in (choice.get("prompt_token_ids"), reply.get("prompt_token_ids"), asked):
+        if prompt := _ids(given, "prompt_token_ids"):
+            if asked and prompt != _cut(asked, len(prompt), body):
                 raise RefusedError("its prompt_token_ids are not the ids that were asked")
             return prompt
     raise RefusedError("it has no prompt_token_ids: ask with return_token_ids")
+
+
+def _cut(ids: list[int], count: int, body: Body) -> list[int]:
+    """What is left of a prompt's ids where a body lets it be cut to so many."""
+    if body.truncate_prompt_tokens is None:
+        return ids
+    return ids[:count] if body.truncation_side == "right" else ids[-count:]

@@ -57,7 +57,7 @@ def conclusion(verdicts: Sequence[Finding], where: str, noise: float) -> str:
         )
     explained = sum(verdict.explained for verdict in audited)
     by_noise = f", {explained} of them with logits off by at most {noise:g} nats" * bool(explained)
-    odds = sum(verdict.log10_odds for verdict in audited)
+    odds = sum(verdict.log10_fresh for verdict in audited)
     return (
         f"{where} drew all {tokens} tokens of {len(audited)} choices with their seeds and "
         f"parameters{by_noise}. Tokens drawn by anything else would pass with odds of at most "

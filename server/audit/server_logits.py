@@ -24,7 +24,10 @@ class ServerLogits:
     """
 
     def __init__(self, remote: Remote, model: str | None) -> None:
-        info = remote.get("/server_info").json()
+        reply = remote.get("/server_info")
+        info = reply.json()
+        if reply.status != 200:
+            raise ConfigError(f"{remote.url}/server_info answers {reply.status}: {_message(info)}")
         for name in ("vocab_size", "max_model_len"):
             if not isinstance(info, dict) or name not in info:
                 words = f"{remote.url}/server_info does not say its {name}; see --base-url"
@@ -63,6 +66,14 @@ class ServerLogits:
             if part is not None:
                 ids, values = unpacked(part["top_token_ids"]), unpacked(part["top_logprobs"])
                 yield from spread(ids, values, self.vocab_size)
+
+
+def adapters_of(remote: Remote) -> set[str]:
+    """Names of a server's adapters: the models that it lists with a parent."""
+    content = remote.get("/v1/models").json()
+    listed = content.get("data") if isinstance(content, dict) else None
+    models = [each for each in listed or () if isinstance(each, dict)]
+    return {str(each["id"]) for each in models if each.get("parent") is not None}
 
 
 def _message(content: Any) -> str:

@@ -39,6 +39,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         logprob_gap: largest difference between reported and derived raw logprobs; None where the
             reply has none.
         log10_odds: of an unrelated draw of these tokens that would be explained; 0 where greedy.
+        log10_fresh: of those of them whose noise drew no token of a choice before.
         refusal: why it could not be audited.
     """
 
@@ -53,6 +54,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     logprob_gap: float | None = None
     gap_allowed: bool = True
     log10_odds: float = 0.0
+    log10_fresh: float = 0.0
     is_greedy: bool = False
     refusal: str | None = None
 
@@ -86,12 +88,20 @@ def allowed_noise(given: float | None, dtype: str) -> float:
     return NOISE_BY_DTYPE.get(dtype, NOISE_OF_HALVES) if given is None else given
 
 
-def judge(choice: DrawnChoice, tokens: Sequence[Redrawn], noise: float) -> Finding:
+Noise = tuple[int, int, int]
+"""What names the noise of a draw: seed, choice and position."""
+
+
+def judge(
+    choice: DrawnChoice, tokens: Sequence[Redrawn], noise: float, known: set[Noise]
+) -> Finding:
     """The verdict on a choice.
 
     Args:
         tokens: as `engine.audit.redraw` derives them.
         noise: allowed error of a logit, in nats.
+        known: what was drawn by in choices before; this one's is added. Draws by the same noise
+            are not independent, and prove nothing more.
     """
     temperature = choice.params.temperature
     allowed = max(noise, ROUNDING * temperature)
@@ -102,10 +112,17 @@ def judge(choice: DrawnChoice, tokens: Sequence[Redrawn], noise: float) -> Findi
     gap = None
     if choice.logprobs is not None:
         gap = max((token.gap for token in tokens), default=0.0)
-    log_odds = 0.0
+    log_odds = fresh_odds = 0.0
     if not choice.params.greedy:
+        assert choice.params.seed is not None, "a choice without a seed is refused"
         slack = allowed / temperature
-        log_odds = sum(min(0.0, token.logprob + 4 * slack) for token in tokens)
+        own = {
+            (choice.params.seed, choice.choice, token.position): min(0.0, token.logprob + 4 * slack)
+            for token in tokens
+        }
+        log_odds = sum(own.values())
+        fresh_odds = sum(odds for key, odds in own.items() if key not in known)
+        known.update(own)
     return Finding(
         line=choice.line,
         index=choice.index,
@@ -119,5 +136,6 @@ def judge(choice: DrawnChoice, tokens: Sequence[Redrawn], noise: float) -> Findi
         # A logprob moves by at most twice what logits do, and is rounded to float32 twice.
         gap_allowed=gap is None or gap <= 2 * allowed + 1e-5,
         log10_odds=log_odds / math.log(10),
+        log10_fresh=fresh_odds / math.log(10),
         is_greedy=choice.params.greedy,
     )

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from engine.contracts.info import EngineInfo
 from engine.messages.request import PromptLogprobsParams
 from sampling.params import ParameterError, SamplingParams
-from server.config import SamplingDefaults
+from server.config import SamplingDefaults, ServerConfig
 from server.errors import ClientNames, bad_request
 from server.generation.form import ReplyForm
 from server.generation.masks import INLINE_IDS, bad_words, check_some_token_is_left
@@ -135,15 +135,8 @@ class Translation:
         if grammar is not None and ignores_end:
             reason = "a finished grammar allows an end of text only"
             raise self.names.refuse("ignore_eos", f"must be false with {grammar.param}: {reason}")
-        given: dict[str, Any] = {
-            name: value
-            for name in _SAME
-            if (value := others.get(name, getattr(body, name, None))) is not None
-        }
+        given = given_params(body, self.served.info.eos_token_ids, others)
         given["logprobs"] = self.num_top("logprobs", logprobs)
-        ends = () if ignores_end else self.served.info.eos_token_ids
-        stops = getattr(body, "stop_token_ids", None) or ()
-        given["stop_token_ids"] = tuple(dict.fromkeys((*ends, *stops)))
         given["constrained"] = grammar is not None or constraints.budget is not None
         words: list[str] = getattr(body, "bad_words", None) or []
         num_ids = sum(len(given.get(name, ())) for name in ("logit_bias", "allowed_token_ids"))
@@ -152,18 +145,10 @@ class Translation:
         return self._converted(given, words)
 
     def _converted(self, given: Mapping[str, Any], words: list[str]) -> SamplingParams:
-        """Parameters of a body's values, and of the server's defaults for those not given."""
-        config, info = self.served.config, self.served.info
-        defaults = {name: getattr(config.defaults, name) for name in _DEFAULTS}
-        converted = {
-            name: _CONVERTED[name](value) if name in _CONVERTED else value
-            for name, value in given.items()
-        }
+        """Parameters of a body's values, all of whose ids the model has."""
+        info, banned = self.served.info, bad_words(words, self.served.tokenizer)
+        params = converted_params(given, banned, self.served.config)
         try:
-            params = SamplingParams(
-                **{"logprobs_mode": config.logprobs_mode, **defaults, **converted},
-                bad_words=bad_words(words, self.served.tokenizer),
-            )
             params.check_vocab(info.vocab_size)
         except ParameterError as error:
             raise bad_request(error.param, str(error)) from None
@@ -274,6 +259,45 @@ class Translation:
             mode=params.logprobs_mode,
             by_part=body.sends_prompt_parts,
         )
+
+
+def given_params(
+    body: BodyModel, eos_token_ids: tuple[int, ...], others: Mapping[str, Any] = _NO_OTHERS
+) -> dict[str, Any]:
+    """The parameters that a body names, as it has them, and the ids that end its texts.
+
+    Args:
+        eos_token_ids: the model's.
+        others: values, as a field would have them, of parameters that the body has no field of.
+    """
+    given = {
+        name: value
+        for name in _SAME
+        if (value := others.get(name, getattr(body, name, None))) is not None
+    }
+    ends = () if getattr(body, "ignore_eos", None) else eos_token_ids
+    stops = getattr(body, "stop_token_ids", None) or ()
+    return {**given, "stop_token_ids": tuple(dict.fromkeys((*ends, *stops)))}
+
+
+def converted_params(
+    given: Mapping[str, Any], bad_words: tuple[tuple[int, ...], ...], config: ServerConfig
+) -> SamplingParams:
+    """Parameters of `given_params`, with the server's defaults for those not given.
+
+    Raises:
+        ApiError: a value is out of bounds.
+    """
+    defaults = {name: getattr(config.defaults, name) for name in _DEFAULTS}
+    converted = {
+        name: _CONVERTED[name](value) if name in _CONVERTED else value
+        for name, value in given.items()
+    }
+    own = {"logprobs_mode": config.logprobs_mode, **defaults, **converted}
+    try:
+        return SamplingParams(**own, bad_words=bad_words)
+    except ParameterError as error:
+        raise bad_request(error.param, str(error)) from None
 
 
 def checked_options(body: RequestFields) -> StreamOptions:

@@ -51,8 +51,8 @@ SERVER = (
     Mutant(
         "an-audit-passes-over-top-lists",
         "server/audit/reported.py",
-        'ids, values = shown.get("top_token_ids") or (), shown.get("top_logprobs") or ()',
-        "ids, values = (), ()",
+        'shown.get("top_logprobs") or none',
+        "none",
         (
             "tests/server/audit/test_reported.py"
             "::test_every_form_has_the_drawn_tokens_and_the_top_ones",
@@ -61,8 +61,8 @@ SERVER = (
     Mutant(
         "an-audit-numbers-choices-over-all-prompts",
         "server/audit/records.py",
-        "place = index % n",
-        "place = index",
+        "choice=index % n",
+        "choice=index",
         ("tests/server/audit/test_records.py::test_choices_are_numbered_within_their_prompt",),
     ),
     Mutant(

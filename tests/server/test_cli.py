@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from demo import MODEL_FOLDER
+from engine.config import EngineConfig
+from engine.startup.verify import self_test
 from server import cli
 from server.command.settings import ENVIRONMENT_ONLY, Settings, flag_of
 from server.command.vllm_flags import ACCEPTED
@@ -190,3 +193,21 @@ reader, writer = os.pipe(); os.dup2(writer, 1); os.close(reader); os.close(write
 sys.argv = ["tailrace", "verify"]; cli.run()"""
     done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "with_model"),
+    [([], False), (["--batch-invariant"], True), (["--model", str(MODEL_FOLDER)], True)],
+)
+def test_a_promise_about_a_model_is_verified_on_the_demo_where_none_is_named(
+    arguments: list[str], with_model: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def run(config: EngineConfig, *, with_model: bool, **given: Any) -> int:
+        asked.append(with_model)
+        return 0
+
+    monkeypatch.setattr(self_test, "run_self_test", run)
+    assert cli.main(["verify", "--device", "cpu", *arguments]) == 0
+    assert asked == [with_model]

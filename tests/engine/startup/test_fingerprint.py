@@ -47,6 +47,14 @@ def test_it_is_of_the_weights_wherever_they_lie(folder: Path, tmp_path: Path) ->
     assert of(make(tmp_path / "wider", b"weights", b"more of them", rope_theta=2.0)) != wanted
 
 
+def test_ids_that_end_texts_are_in_it_and_defaults_of_requests_are_not(folder: Path) -> None:
+    wanted, path = of(folder), folder / "generation_config.json"
+    path.write_text(json.dumps({"temperature": 0.5}))
+    assert of(folder) == wanted
+    path.write_text(json.dumps({"temperature": 0.5, "eos_token_id": 3}))
+    assert of(folder) != wanted
+
+
 def test_random_weights_are_those_of_the_config(folder: Path, tmp_path: Path) -> None:
     dummy = {"load_format": "dummy"}
     assert of(folder, dummy) == of(make(tmp_path / "none"), dummy) != of(folder)

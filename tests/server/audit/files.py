@@ -8,14 +8,18 @@ from typing import Any
 import orjson
 
 from engine.audit.drawn import DrawnChoice
-from server.audit.records import Served, read_choices
+from server.audit.parameters import Served
+from server.audit.records import read_choices
+from server.config import SamplingDefaults, ServerConfig
 
 Json = dict[str, Any]
 
 
 def served(**given: Any) -> Served:
     """A server with two ends of text, whose words have one id for each letter."""
-    fields = {"defaults": {}, "eos_token_ids": (0, 2), "keeps_draws": None, **given}
+    defaults = SamplingDefaults(**given.pop("defaults", {}))
+    config = ServerConfig(model_names=("m",), defaults=defaults)
+    fields = {"config": config, "eos_token_ids": (0, 2), "keeps_draws": None, **given}
     return Served(words=lambda words: tuple(tuple(map(ord, word)) for word in words), **fields)
 
 

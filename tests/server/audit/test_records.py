@@ -10,11 +10,13 @@ import pytest
 
 from engine.errors import ConfigError
 from sampling.params import SamplingParams
-from server.audit.parameters import sampling_params
+from server.audit.parameters import read_body, sampling_params
 from server.audit.records import read_choices
 from tests.server.audit.files import Json, completion, read, served, write
 
 SEEDED = {"prompt": "x", "seed": 5}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CHAT = {"messages": [{"role": "user", "content": "x"}], "seed": 1}
 
 
 def test_a_completion(tmp_path: Path) -> None:
@@ -50,7 +52,7 @@ def test_a_chat_has_its_prompt_at_the_top_and_its_logprobs_by_token(tmp_path: Pa
     logprobs = {"tokens": tokens, "content": []}
     choice = {"index": 0, "message": {}, "token_ids": [4], "logprobs": logprobs}
     reply = {"prompt_token_ids": [1, 2, 3], "choices": [choice]}
-    (found,) = read(tmp_path, {"messages": [], "seed": 1}, reply)
+    (found,) = read(tmp_path, CHAT, reply)
     assert (found.prompt, found.output) == ([1, 2, 3], [4])
     assert found.logprobs == [[(4, -0.5), (4, -0.5)]]
 
@@ -86,23 +88,32 @@ def test_streams_are_joined(as_text: bool, tmp_path: Path) -> None:
         ({"prompt": "x", "seed": -1}, "no seed"),
         ({**SEEDED, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
         ({**SEEDED, "response_format": {"type": "json_object"}}, "response_format"),
-        ({**SEEDED, "tools": [{}]}, "tools"),
-        ({**SEEDED, "thinking_token_budget": 8}, "thinking_token_budget"),
+        ({**SEEDED, "regex": "a"}, "structured_outputs"),
+        ({**SEEDED, "grammar": 'root ::= "a"'}, "structured_outputs"),
+        ({**CHAT, "tools": [TOOL]}, "tools"),
+        ({**CHAT, "thinking_token_budget": 8}, "thinking_token_budget"),
+        ({**CHAT, "reasoning": {"max_tokens": 8}}, "thinking_token_budget"),
         ({**SEEDED, "top_p": 7}, "top_p"),
-        ({**SEEDED, "top_k": "many"}, "out of bounds"),
+        ({**SEEDED, "top_k": "many"}, "no such request"),
+        ({**SEEDED, "seed": "5"}, "no such request"),
+        ({**SEEDED, "n": 1.5}, "no such request"),
+        ({**SEEDED, "bad_words": "xyz"}, "no such request"),
+        ({"seed": 5}, "no such request"),
+        ({**SEEDED, "model": "adapter"}, "its model adapter is an adapter"),
     ],
 )
 def test_what_decides_tokens_and_is_not_derived_is_refused(
     body: Json, words: str, tmp_path: Path
 ) -> None:
-    (choice,) = read(tmp_path, body, completion([1]))
+    reply = completion([1], prompt_token_ids=[7, 8])
+    (choice,) = read(tmp_path, body, reply, adapters=frozenset({"adapter"}))
     assert choice.refusal is not None
     assert words in choice.refusal
 
 
 def test_neutral_values_of_what_is_refused_are_not(tmp_path: Path) -> None:
-    body = {**SEEDED, "response_format": {"type": "text"}, "tools": [{}], "tool_choice": "none"}
-    body |= {"structured_outputs": None, "use_beam_search": False}
+    body = {**CHAT, "response_format": {"type": "text"}, "tools": [TOOL], "tool_choice": "none"}
+    body |= {"structured_outputs": None, "typical_p": 1.0}
     assert read(tmp_path, body, completion([1]))[0].refusal is None
     assert read(tmp_path, {"prompt": "x", "temperature": 0}, completion([1]))[0].refusal is None
 
@@ -127,7 +138,8 @@ EVERY_PARAMETER: Json = {
 
 def test_every_parameter_that_decides_tokens_is_derived() -> None:
     """What is left out would be audited as neutral, and an honest reply called another's."""
-    derived, neutral = sampling_params(EVERY_PARAMETER, {}, (), served().words), SamplingParams()
+    body = read_body({"prompt": "x", **EVERY_PARAMETER})
+    derived, neutral = sampling_params(body, served(eos_token_ids=())), SamplingParams()
     same = {
         name
         for name in SamplingParams.__struct_fields__
@@ -183,7 +195,13 @@ def test_ids_that_were_not_asked_for_are_missed_by_name(tmp_path: Path) -> None:
             "line 2: the reply is an er",
         ),
         (b'{"request": {}, "response": {}}', "line 2: the reply has no choices"),
-        (b'{"request": [], "response": {"choices": []}}', "line 2: the request is no object"),
+        (b'{"request": {}, "response": {"choices": []}}', "line 2: the reply has no choices"),
+        (b'{"request": [], "response": {"choices": [{}]}}', "line 2: the request is no object"),
+        (
+            b'{"request": {}, "response": [{"choices": [{"index": 0, "logprobs": [1]}]}, '
+            b'{"choices": [{"index": 0, "logprobs": {"tokens": []}}]}]}',
+            "line 2: the chunks are no stream's",
+        ),
     ],
 )
 def test_other_lines_are_refused(line: bytes, words: str, tmp_path: Path) -> None:
@@ -201,7 +219,9 @@ def test_other_lines_are_refused(line: bytes, words: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("body", "choice"),
     [
-        ({}, {"index": "x"}),
+        ({}, {"index": "0"}),
+        ({}, {"index": None}),
+        ({}, {"token_ids": [1.5]}),
         ({"n": "two"}, {}),
         ({"seed": "five"}, {}),
         ({"temperature": "warm"}, {}),
@@ -245,7 +265,12 @@ def test_drafts_accepted_at_a_rate_are_refused_for_greedy_rows_too(tmp_path: Pat
         ({"prompt": ["a", "b", "c"]}, 3, "its index is 3, of 3 choices"),
         ({}, -1, "its index is -1, of 1 choices"),
         ({"max_tokens": 1}, 0, "it has 2 tokens, and max_tokens is 1"),
-        ({"max_completion_tokens": 1}, 0, "it has 2 tokens, and max_completion_tokens is 1"),
+        ({"max_tokens": 2, "prompt": [6, 7, 8], "truncate_prompt_tokens": 2}, 0, None),
+        ({"prompt": [7, 8, 9], "truncate_prompt_tokens": 2}, 0, "not the ids that were asked"),
+        (
+            {"prompt": [7, 8, 9], "truncate_prompt_tokens": 2, "truncation_side": "right"},
+            *(0, None),
+        ),
         ({"max_tokens": 2, "n": 3, "prompt": [[7, 8], [7, 8]]}, 5, None),
         ({"n": 3, "prompt": [[7, 8], [7, 9]]}, 5, "not the ids that were asked"),
     ],
@@ -266,3 +291,20 @@ def test_of_two_choices_with_one_index_the_second_is_refused(tmp_path: Path) -> 
     first, second = read(tmp_path, {**SEEDED, "n": 2}, reply)
     assert first.refusal is None
     assert second.refusal == "its reply has two choices with index 0"
+
+
+def test_fields_by_other_names_are_those_of_the_server(tmp_path: Path) -> None:
+    body = {"prompt": "x", "random_seed": 7, "n_predict": 2}
+    choices = [read(tmp_path, body, completion([1] * count))[0] for count in (2, 3)]
+    assert choices[0].params.seed == 7
+    assert [choice.refusal for choice in choices] == [None, "it has 3 tokens, and max_tokens is 2"]
+
+
+def test_a_stream_s_text_may_hold_any_end_of_line_and_be_cut_off(tmp_path: Path) -> None:
+    chunk = {"index": 0, "text": "a\u2028b\u0085c", "token_ids": [4], "prompt_token_ids": [7, 8]}
+    line = f"data: {orjson.dumps({'choices': [chunk]}).decode()}"
+    for text in (f"{line}\n\n{line}\n\n", f'{line}\r\n\r\n{line}\r\n\r\ndata: {{"cho'):
+        (choice,) = read(tmp_path, {**SEEDED, "stream": True}, text)
+        assert (choice.output, choice.refusal) == ([4, 4], None)
+    with pytest.raises(ConfigError, match="no JSON"):
+        read(tmp_path, SEEDED, f"data: {{\n\n{line}\n\n")

@@ -10,7 +10,7 @@ import pytest
 
 from engine.audit.drawn import Reported
 from server.audit.joined import UnreadableReplyError, joined
-from server.audit.parameters import RefusedError
+from server.audit.parameters import RefusedError, read_body
 from server.audit.reported import reported_logprobs
 from server.text.packed import packed
 from tests.server.audit.files import Json
@@ -49,6 +49,9 @@ CHAT: Json = {
     ],
     "mode": "raw_logprobs",
 }
+AS_CHAT: Json = {
+    **{"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 2},
+}
 ECHOED: Json = {
     key: [*([None, None] if key.startswith("to") else [8, 9]), *value]
     for key, value in LISTED.items()
@@ -58,13 +61,14 @@ ECHOED: Json = {
 
 def read(shown: Any, body: Json | None = None, **choice: Any) -> list[Reported] | None:
     reply = joined({"choices": [{"logprobs": shown, **choice}]})
-    asked = {"logprobs": 2, **(body or {})}
+    given = body or {}
+    asked = read_body({**({} if "messages" in given else {"prompt": "x", "logprobs": 2}), **given})
     return reported_logprobs(asked, reply["choices"][0], OUTPUT, "raw_logprobs")
 
 
 @pytest.mark.parametrize(
     ("shown", "body"),
-    [(LISTED, {}), (PACKED, {}), (CHAT, {"logprobs": True}), (ECHOED, {"echo": True})],
+    [(LISTED, {}), (PACKED, {}), (CHAT, AS_CHAT), (ECHOED, {"echo": True})],
 )
 def test_every_form_has_the_drawn_tokens_and_the_top_ones(shown: Json, body: Json) -> None:
     rows = read(shown, body)
@@ -79,9 +83,17 @@ def test_explicit_ids_are_added() -> None:
     rows = read(PACKED, logprob_token_ids={**explicit, "logprobs": packed_rows(explicit)})
     assert rows is not None
     assert [row[-2:] for row in rows] == [[(1, -7.0), (2, -8.0)], [(1, -9.0), (2, -math.inf)]]
+    asked = {"logprobs": None, "logprob_token_ids": [1, 2]}
+    alone = read(None, asked, logprob_token_ids=explicit)
+    assert alone == [row[-2:] for row in rows]
     short = {**explicit, "logprobs": [[-7.0, -8.0]]}
-    with pytest.raises(RefusedError, match="logprob_token_ids of 1 for 2 tokens"):
-        read(PACKED, logprob_token_ids=short)
+    for given, words in (
+        (short, "logprob_token_ids of 1 for 2 tokens"),
+        ({**explicit, "token_ids": [1, 3]}, "are not those that were asked for"),
+        (None, "no logprobs, which were asked for"),
+    ):
+        with pytest.raises(RefusedError, match=words):
+            read(None, asked, logprob_token_ids=given)
 
 
 def packed_rows(explicit: Json) -> Json:
@@ -96,7 +108,7 @@ def test_a_drawn_token_is_compared_whatever_id_stands_beside_its_value() -> None
 
 def test_chats_with_tokens_that_lie_in_the_content_in_part_have_those_of_tokens() -> None:
     parts = [{**CHAT["tokens"][0], "part": "markup"}, CHAT["tokens"][1]]
-    rows = read({**CHAT, "tokens": parts}, {"logprobs": True})
+    rows = read({**CHAT, "tokens": parts}, AS_CHAT)
     assert rows == [[(4, -0.5), (4, -0.5)], [(5, -1.5), (5, -1.5)]]
 
 
@@ -107,6 +119,14 @@ def test_chats_with_tokens_that_lie_in_the_content_in_part_have_those_of_tokens(
         (None, {"logprobs": 0}, "no logprobs, which were asked for"),
         ({**LISTED, "token_logprobs": [-0.5]}, {}, "it has 1 logprobs for 2 tokens"),
         ({**LISTED, "token_ids": [4]}, {}, "logprobs for 2 tokens"),
+        ({**LISTED, "top_token_ids": None}, {}, "it has 0 top tokens where 2 were asked for"),
+        (LISTED, {"logprobs": 3}, "it has 2 top tokens where 3 were asked for"),
+        ({**CHAT, "content": CHAT["content"][:1]}, AS_CHAT, "it has 1 entries for 2 tokens"),
+        (CHAT, {**AS_CHAT, "top_logprobs": 3}, "it has 2 top tokens where 3 were asked for"),
+        (
+            {**PACKED, "token_logprobs": packed(np.array(VALUES, dtype=np.float32), "bfloat16")},
+            *({}, "are rounded, which was not asked for"),
+        ),
         (LISTED, {"logprobs_mode": "raw_logits"}, "are raw_logprobs, and raw_logits were asked"),
         (
             {**PACKED, "token_logprobs": packed(np.array(VALUES, dtype="<f8"))},
@@ -134,9 +154,12 @@ def test_values_that_are_no_numbers_are_refused() -> None:
     ("shown", "body"),
     [
         (None, {"logprobs": None}),
-        (None, {"logprobs": False}),
+        (None, {**AS_CHAT, "logprobs": False, "top_logprobs": None}),
         ({**LISTED, "mode": "raw_logits"}, {"logprobs_mode": "raw_logits"}),
-        (LISTED, {"logprobs_dtype": "float16"}),
+        (
+            {**PACKED, "token_logprobs": packed(np.array(VALUES, dtype=np.float32), "float16")},
+            {"logprobs_format": "packed", "logprobs_dtype": "float16"},
+        ),
     ],
 )
 def test_other_modes_and_rounded_values_are_passed_over(shown: Any, body: Json) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from engine.errors import ConfigError
 from server.audit import server_logits
-from server.audit.server_logits import ServerLogits
+from server.audit.server_logits import ServerLogits, adapters_of
 from server.remote import Remote, RemoteReply
 
 VOCAB = 5
@@ -86,3 +86,9 @@ def test_refusals_say_what_the_server_needs() -> None:
         source(Scripted(info=[]))
     with pytest.raises(ConfigError, match="does not say its max_model_len"):
         source(Scripted(info={"vocab_size": VOCAB}))
+
+
+def test_adapters_are_the_models_that_have_a_parent() -> None:
+    models = [{"id": "m", "parent": None}, {"id": "sql", "parent": "m"}, {"id": "other"}]
+    assert adapters_of(cast(Remote, Scripted(info={"data": models}))) == {"sql"}
+    assert adapters_of(cast(Remote, Scripted(info=[]))) == set()

@@ -9,8 +9,9 @@ import pytest
 
 from engine.audit.drawn import DrawnChoice, Redrawn
 from sampling.params import SamplingParams
+from server.audit import verdict
 from server.audit.report import conclusion, document, header, line, status
-from server.audit.verdict import ROUNDING, Finding, allowed_noise, judge
+from server.audit.verdict import ROUNDING, Finding, Noise, allowed_noise
 
 
 def choice(**given: Any) -> DrawnChoice:
@@ -30,6 +31,12 @@ def tokens(*noises: float, logprob: float = -5.0, gap: float = 0.0) -> list[Redr
         )
         for i, noise in enumerate(noises)
     ]
+
+
+def judge(
+    choice: DrawnChoice, tokens: list[Redrawn], noise: float, known: set[Noise] | None = None
+) -> Finding:
+    return verdict.judge(choice, tokens, noise, set() if known is None else known)
 
 
 def test_equal_and_explained_tokens_are_drawn() -> None:
@@ -106,3 +113,18 @@ def test_the_table_and_the_document_say_the_same() -> None:
     assert written["choices"][0]["words"] == cells["verdict"]
     assert "drew all 2 tokens of 1 choices" in written["conclusion"]
     assert "with logits off by at most 0.01 nats" in written["conclusion"]
+
+
+def test_noise_that_drew_a_token_before_proves_nothing_more() -> None:
+    known: set[Noise] = set()
+    first = judge(choice(), tokens(0, 0), 0.0, known)
+    assert first.log10_fresh == first.log10_odds < 0
+    longer = judge(choice(line=2), tokens(0, 0, 0, 0), 0.0, known)
+    assert longer.log10_odds == pytest.approx(2 * first.log10_odds)
+    assert longer.log10_fresh == pytest.approx(first.log10_odds)  # of two more tokens
+    again = judge(choice(line=3, params=SamplingParams(seed=1, top_p=0.9)), tokens(0), 0.0, known)
+    assert again.log10_fresh == 0 > again.log10_odds
+    other = judge(choice(line=4, params=SamplingParams(seed=2)), tokens(0), 0.0, known)
+    assert other.log10_fresh == other.log10_odds < 0
+    of_both = conclusion([first, again], "M", 0.0)
+    assert of_both == conclusion([first], "M", 0.0).replace("2 tokens of 1", "3 tokens of 2")
