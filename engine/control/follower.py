@@ -155,9 +155,9 @@ class CommandFollower:
             raise ControlError("the weights are asleep: wake them up first", "asleep")
         if isinstance(command, FinishUpdate):
             self._check_finish(command)
-        if isinstance(command, BeginUpdate):
-            self._target = command.target
         reply = self._engine.run_weights(command)
+        if isinstance(command, BeginUpdate):  # one that is refused is not the update in progress
+            self._target = command.target
         if isinstance(command, FinishUpdate):
             assert isinstance(reply, UpdateReport)
             self._enter_update(command, reply)

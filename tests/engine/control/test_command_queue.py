@@ -404,6 +404,23 @@ def test_a_drafter_s_update_leaves_the_version_alone() -> None:
     assert loop.inbox.cached[2] == 0
 
 
+@pytest.mark.parametrize(
+    ("begun", "refused", "version"), [("model", "draft", "7"), ("draft", "model", "default")]
+)
+def test_an_update_that_may_not_begin_leaves_the_one_in_progress_as_it_was(
+    begun: WeightTarget, refused: WeightTarget, version: str
+) -> None:
+    loop = Loop(drafting=DRAFTING)
+    loop.send(RunWeights(weights=BeginUpdate(target=begun)))
+    loop.last()
+    loop.runner.refusal = WeightUpdateError("an update is in progress", "update_in_progress")
+    loop.send(RunWeights(weights=BeginUpdate(target=refused)))
+    assert loop.last().code == "update_in_progress"
+    loop.runner.refusal = None
+    loop.send(RunWeights(weights=FinishUpdate(version="7")))
+    assert loop.last().state.weight_version == version
+
+
 @pytest.mark.parametrize("params", [PINNED, SamplingParams()])
 def test_a_drafter_is_off_until_its_weights_are_updated(params: SamplingParams) -> None:
     loop = Loop(drafting=DRAFTING, num_blocks=200)
