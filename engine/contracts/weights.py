@@ -148,10 +148,12 @@ class FinishUpdate(WeightCommand, tag="finish", frozen=True, kw_only=True):
         version: of the weights from now on; None is the number of updates.
         drafter: what becomes of a drafter whose weights are not in the update: it goes on with
             those it has, or is off until an update has its weights.
+        of_parts: refused, and the update goes on, unless that takes parts; and the other way.
     """
 
     version: str | None = None
     drafter: DrafterFate = "keep"
+    of_parts: bool = False
 
 
 class AbandonUpdate(WeightCommand, tag="abandon", frozen=True, kw_only=True):

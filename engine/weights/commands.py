@@ -82,7 +82,7 @@ class RankWeights:
             case ReceiveTensors():
                 self._receive(command)
             case FinishUpdate():
-                return self._finish()
+                return self._finish(command)
             case AbandonUpdate():
                 self._update = None
                 self._release()
@@ -137,8 +137,11 @@ class RankWeights:
     def _received(self, command: ReceiveTensors) -> Iterator[ReceivedTensor]:
         return received(command.source, self._groups, self._device, self._exchange)
 
-    def _finish(self) -> UpdateReport:
+    def _finish(self, command: FinishUpdate) -> UpdateReport:
         update = agreed(self._begun, self._exchange)
+        if command.of_parts != self._takes_parts:
+            words = "the update in progress is of another kind: finish it as it was begun"
+            raise WeightUpdateError(words, "no_update")
         self._update = None
         self._agreed(update.check_received)
         start = time.perf_counter()

@@ -151,7 +151,8 @@ async def end_weight_update(request: Request) -> Response:
     """Write what came since `/begin_weight_update`."""
     context = context_of(request)
     body = await context.bodies.read_optional(request, EndBody)
-    return await _outcome(run_weights(FinishUpdate(version=body.weight_version), context))
+    finish = FinishUpdate(version=body.weight_version, of_parts=True)
+    return await _outcome(run_weights(finish, context))
 
 
 def _target(selector: Selector | None) -> WeightTarget:

@@ -172,8 +172,21 @@ def test_a_part_joins_no_update_that_takes_none(models: Models) -> None:
     models.assert_new()
     models.room.run(BeginUpdate(takes_parts=True))
     models.room.run(part)
-    models.room.run(FinishUpdate())
+    models.room.run(FinishUpdate(of_parts=True))
     models.assert_old()
+
+
+@pytest.mark.parametrize("takes_parts", [False, True])
+def test_an_update_is_finished_as_it_was_begun(takes_parts: bool, models: Models) -> None:
+    """What would finish one of the other kind is refused, and it goes on."""
+    models.room.run(BeginUpdate(takes_parts=takes_parts))
+    models.room.run(replace(given(models.new), is_part=takes_parts))
+    with pytest.raises(WeightUpdateError, match="another kind") as error:
+        models.room.run(FinishUpdate(of_parts=not takes_parts))
+    assert error.value.code == "no_update"
+    models.assert_old()
+    models.room.run(FinishUpdate(of_parts=takes_parts))
+    models.assert_new()
 
 
 def test_an_update_must_have_tensors(models: Models) -> None:

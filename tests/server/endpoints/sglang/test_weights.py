@@ -134,6 +134,7 @@ async def test_updates_within_a_session_are_parts_of_one(
     assert [type(each) for each in weight_commands(steered)] == [
         *(BeginUpdate, BeginUpdate, ReceiveTensors, BeginUpdate, ReceiveTensors, FinishUpdate),
     ]
+    assert weight_commands(steered)[-1] == FinishUpdate(version="2", of_parts=True)
 
 
 async def test_a_failure_is_a_400_with_its_message(steered: Site) -> None:
