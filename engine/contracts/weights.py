@@ -135,17 +135,20 @@ class ReceiveTensors(WeightCommand, tag="receive", frozen=True, kw_only=True):
 
     Attributes:
         is_part: refused, and the update goes on, unless that takes parts.
+        version: of the weights from the update's end on, where that names none.
     """
 
     source: AnySource
     is_part: bool = False
+    version: str | None = None
 
 
 class FinishUpdate(WeightCommand, tag="finish", frozen=True, kw_only=True):
     """Write what was received; its reply is an `UpdateReport`.
 
     Attributes:
-        version: of the weights from now on; None is the number of updates.
+        version: of the weights from now on; None is the last that came with tensors, if any, else
+            the number of updates. A drafter's update has none.
         drafter: what becomes of a drafter whose weights are not in the update: it goes on with
             those it has, or is off until an update has its weights.
         of_parts: refused, and the update goes on, unless that takes parts; and the other way.

@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec import structs
+from msgspec.structs import replace
 
 from engine.contracts.control import (
     MEMORY_PARTS,
@@ -30,6 +30,7 @@ from engine.contracts.weights import (
     FinishUpdate,
     InitGroup,
     LetWeightsGo,
+    ReceiveTensors,
     SetVersion,
     UpdateReport,
     WeightReply,
@@ -61,6 +62,7 @@ class CommandFollower:
     def __init__(self, engine: HeldEngine) -> None:
         self._engine = engine
         self._target: WeightTarget = "model"
+        self._sent_version: str | None = None
         self._outlasts_sleep = True
         self._largest_version: int | None = None
         self.state = EngineState(
@@ -70,8 +72,8 @@ class CommandFollower:
 
     def change(self, **changes: Any) -> None:
         """Change the state; an engine that nothing holds refuses nothing."""
-        state = structs.replace(self.state, **changes)
-        self.state = structs.replace(state, refuses=state.refuses and state.is_held)
+        state = replace(self.state, **changes)
+        self.state = replace(state, refuses=state.refuses and state.is_held)
 
     def enter_pause(self, command: Pause) -> None:
         """Note a pause that begins; one before or after a sleep outlasts it."""
@@ -154,19 +156,25 @@ class CommandFollower:
         if "weights" in self.state.asleep and not isinstance(command, InitGroup | EndGroup):
             raise ControlError("the weights are asleep: wake them up first", "asleep")
         if isinstance(command, FinishUpdate):
-            self._check_finish(command)
+            command = replace(command, version=command.version or self._sent_version)
+        if isinstance(command, ReceiveTensors | FinishUpdate):
+            self._check_update(command)
         reply = self._engine.run_weights(command)
-        if isinstance(command, BeginUpdate):  # one that is refused is not the update in progress
-            self._target = command.target
-        if isinstance(command, FinishUpdate):
-            assert isinstance(reply, UpdateReport)
-            self._enter_update(command, reply)
+        match command:
+            case BeginUpdate():  # one that is refused is not the update in progress
+                self._target, self._sent_version = command.target, None
+            case ReceiveTensors():
+                self._sent_version = command.version or self._sent_version
+            case FinishUpdate():
+                assert isinstance(reply, UpdateReport)
+                self._enter_update(command, reply)
         return reply
 
-    def _check_finish(self, command: FinishUpdate) -> None:
-        if command.version is not None:
+    def _check_update(self, command: ReceiveTensors | FinishUpdate) -> None:
+        if command.version is not None and self._target == "model":
             self._check_version(command.version)
-        if command.drafter == "off" and not self._engine.has_drafter_weights:
+        is_off = isinstance(command, FinishUpdate) and command.drafter == "off"
+        if is_off and not self._engine.has_drafter_weights:
             raise WeightUpdateError("there is no drafter with weights to switch off", "no_drafter")
 
     def _enter_update(self, command: FinishUpdate, report: UpdateReport) -> None:

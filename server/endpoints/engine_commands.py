@@ -72,7 +72,8 @@ async def update_weights(
     except ApiError as error:
         if not joins or error.code != "update_in_progress":
             raise
-        await run_weights(ReceiveTensors(source=source, is_part=True), context)
+        part = ReceiveTensors(source=source, is_part=True, version=finish.version)
+        await run_weights(part, context)
         return
     try:
         await run_weights(ReceiveTensors(source=source), context)

@@ -117,7 +117,9 @@ class UpdateBody(BodyModel):
         description="A folder of safetensors: the update is begun and finished with it. Where "
         "it has none and `/init_broadcaster` formed a group, tensors come over that.",
     )
-    weight_version: Version | None = Field(None, description="With `weight_dir`: its version.")
+    weight_version: Version | None = Field(
+        None, description="What the weights are called, where `/finish_weight_update` says nothing."
+    )
     drafter: Fate = DRAFTER
     reset_prefix_cache: Accepted = None
 

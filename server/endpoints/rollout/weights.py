@@ -123,14 +123,15 @@ async def update(request: Request) -> Response:
     """Receive tensors of the update that was begun; or do all of one from a folder."""
     context = context_of(request)
     body = await context.bodies.read(request, UpdateBody)
+    if (body.weight_dir is None) == (body.update_info is None):
+        raise bad_request("update_info", "one of update_info and weight_dir must be given")
     if body.weight_dir is not None:
         source = DescribedSource(group=DESCRIBED_GROUP, path=body.weight_dir)
         finish = FinishUpdate(version=body.weight_version, drafter=body.drafter or "keep")
         await update_weights(source, context, finish)
     elif body.update_info is not None:
-        await run_weights(ReceiveTensors(source=source_of(body.update_info)), context)
-    else:
-        raise bad_request("update_info", "one of update_info and weight_dir must be given")
+        tensors = source_of(body.update_info)
+        await run_weights(ReceiveTensors(source=tensors, version=body.weight_version), context)
     return json_response({"message": "Weights updated"})
 
 

@@ -26,8 +26,11 @@ from engine.contracts.control import (
     WakeUp,
 )
 from engine.contracts.weights import (
+    AnyWeightCommand,
     BeginUpdate,
     FinishUpdate,
+    FolderSource,
+    ReceiveTensors,
     SetVersion,
     WeightTarget,
     WeightUpdateError,
@@ -367,6 +370,27 @@ def test_no_version_is_below_a_number_that_was_before_a_name() -> None:
     assert finish(loop).weight_version == "8"
 
 
+def test_a_version_that_came_with_tensors_is_that_of_the_update() -> None:
+    """Where its end names none; the last that came counts, and none of an update before."""
+    loop = Loop()
+
+    def update(*sent: str | None, end: str | None = None) -> str:
+        parts = [ReceiveTensors(source=FolderSource(path="x"), version=each) for each in sent]
+        commands: list[AnyWeightCommand] = [BeginUpdate(), *parts, FinishUpdate(version=end)]
+        for command in commands:
+            loop.send(RunWeights(weights=command))
+            state = loop.last().state
+        return state.weight_version
+
+    assert update("4", None, "5", None) == "5"
+    assert update("6", end="7") == "7"
+    assert update("8", None) == "8"
+    assert update(None) == "9"
+    loop.send(RunWeights(weights=BeginUpdate()))
+    loop.send(RunWeights(weights=ReceiveTensors(source=FolderSource(path="x"), version="8")))
+    assert loop.last().code == "version_backwards"
+
+
 def test_an_update_that_wrote_nothing_changes_nothing() -> None:
     """Of tensors that the model does not load."""
     loop = Loop(drafting=DRAFTING)
@@ -396,8 +420,9 @@ def test_a_drafter_s_update_leaves_the_version_alone() -> None:
     loop.submit(1, prompt, **LONG)
     loop.settle()
     loop.runner.has_draft = True
+    loop.send(RunWeights(weights=SetVersion(version="9")))
     state = finish(loop, target="draft", version="7")
-    assert (state.weight_version, state.num_updates, state.drafter) == ("default", 1, "current")
+    assert (state.weight_version, state.num_updates, state.drafter) == ("9", 1, "current")
     assert state.weight_tag
     loop.submit(2, prompt, **LONG)
     loop.settle()

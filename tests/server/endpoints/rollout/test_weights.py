@@ -106,11 +106,14 @@ async def test_a_folder_is_an_update_of_its_own(steered: Site, drafter: DrafterF
 
 
 async def test_versions(steered: Site) -> None:
+    body = {"update_info": {"path": "/folder"}, "weight_version": "2"}
+    await posted(steered, "/update_weights", body)
     await posted(steered, "/finish_weight_update", {"weight_version": "3", "drafter": "off"})
     await posted(steered, "/start_draft_weight_update", {"check": True})
     reply = await posted(steered, "/update_weight_version", {"new_version": "4"})
     assert (reply["success"], reply["new_version"]) == (True, "4")
     assert weight_commands(steered) == [
+        ReceiveTensors(source=FolderSource(path="/folder"), version="2"),
         FinishUpdate(version="3", drafter="off"),
         BeginUpdate(target="draft", check=True),
         SetVersion(version="4"),
@@ -183,6 +186,11 @@ async def test_an_update_that_fails_midway_is_abandoned(
     ("path", "body", "words"),
     [
         ("/update_weights", {}, "one of update_info and weight_dir"),
+        (
+            "/update_weights",
+            {"weight_dir": "/folder", "update_info": {"path": "/other"}},
+            "one of update_info and weight_dir",
+        ),
         ("/update_weights", {"update_info": {}}, "names no tensors"),
         ("/update_weights", {"update_info": {"names": ["a"]}}, "as many dtype_names as names"),
         (

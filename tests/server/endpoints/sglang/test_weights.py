@@ -126,11 +126,11 @@ async def test_updates_within_a_session_are_parts_of_one(
 
     monkeypatch.setattr(steered.engine, "control", in_progress)
     for path in ("/x", "/y"):
-        await posted(steered, "/update_weights_from_disk", model_path=path)
+        await posted(steered, "/update_weights_from_disk", model_path=path, weight_version="3")
     await posted(steered, "/end_weight_update", weight_version="2")
     begun, _, part, *_ = weight_commands(steered)
     assert begun == BeginUpdate(takes_parts=True)
-    assert part == ReceiveTensors(source=FolderSource(path="/x"), is_part=True)
+    assert part == ReceiveTensors(source=FolderSource(path="/x"), is_part=True, version="3")
     assert [type(each) for each in weight_commands(steered)] == [
         *(BeginUpdate, BeginUpdate, ReceiveTensors, BeginUpdate, ReceiveTensors, FinishUpdate),
     ]
