@@ -151,6 +151,7 @@ class WeightUnit:
             they can only be written as they are.
         rows: of the product that multiplies by it; None where none does.
         followers: what is derived from it and computed anew after a write.
+        dtype: that numbers are rounded to first of all; None: they are held as they come.
     """
 
     tensors: Mapping[str, TensorInfo]
@@ -161,6 +162,7 @@ class WeightUnit:
     rows: ProductRows | None = None
     exchange: RankExchange = field(default_factory=LoneRank)
     followers: list[Callable[[], object]] = field(default_factory=list)
+    dtype: torch.dtype | None = None
 
     def check(self, name: str, info: TensorInfo) -> None:
         """Refuse a tensor of another shape or kind than the checkpoint's; raises `WeightError`."""

@@ -33,7 +33,7 @@ class WeightUpdate:
         names: of what is updated.
         passes: whether a tensor that no weight is may be passed over, by its name.
         device: of the weights.
-        check: refuse tensors with numbers that are not finite.
+        check: refuse tensors with numbers that are not finite once they are written.
 
     Attributes:
         num_tensors, num_bytes: received. seconds: that it took to receive and to write them.
@@ -84,10 +84,10 @@ class WeightUpdate:
         if weight.own_name in unit.fixed:
             unit.check_values(weight.own_name, staged.values())
         is_checked = (self._check or is_scale) and weight.dtype.is_floating_point
-        if is_checked and not _is_finite(staged.values().to(self._device)):
-            raise WeightUpdateError(
-                f"weight {staged.name!r} holds numbers that are not finite", "not_finite"
-            )
+        if is_checked and not _is_finite(staged.values().to(self._device, unit.dtype)):
+            kind = "" if unit.dtype is None else f" as {str(unit.dtype).removeprefix('torch.')}"
+            words = f"weight {staged.name!r} holds numbers that are not finite{kind}"
+            raise WeightUpdateError(words, "not_finite")
         before = self._staged.setdefault(weight, [])
         if staged.piece.rows is None:
             for other in before:

@@ -36,7 +36,7 @@ def module_weights(
         if infos is None or (stored is None and tensor.data_ptr() in seen):
             continue  # another name of a tensor that is shared
         seen.add(tensor.data_ptr())
-        unit = WeightUnit(infos, held.put, held.get)
+        unit = WeightUnit(infos, held.put, held.get, dtype=tensor.dtype)
         if tensor.data_ptr() in followers:
             unit.followers.append(followers[tensor.data_ptr()])
         named |= {name: NamedWeight(name, unit, name) for name in infos}

@@ -93,7 +93,9 @@ class WeightNotes:
             return {name: Portion(target, info.shape, _places(own))}
 
         base = target if base is None else base
-        self.registry.note(tensors, lambda new: fill(new, target, name, own), get, base=base)
+        self.registry.note(
+            tensors, lambda new: fill(new, target, name, own), get, base=base, dtype=target.dtype
+        )
 
     def module(
         self,
@@ -114,7 +116,8 @@ class WeightNotes:
         def get() -> Mapping[str, Portion]:
             return modules.held(held.part()).portions(held.places(storing.groups()))
 
-        self.registry.note(tensors, put, get, store=storing.store, rows=rows)
+        dtype = self._dtype(tensors)
+        self.registry.note(tensors, put, get, store=storing.store, rows=rows, dtype=dtype)
 
     def expert(
         self,
@@ -181,7 +184,8 @@ class WeightNotes:
             own = [modules.held(part).portions(places) for part in parts()]
             return {name: _stacked([each[name] for each in own]) for name in own[0]}
 
-        self.registry.note(tensors, put, get, store=storing.store)
+        dtype = self._dtype(tensors)
+        self.registry.note(tensors, put, get, store=storing.store, dtype=dtype)
 
     def bias(
         self,
@@ -206,7 +210,7 @@ class WeightNotes:
         def get() -> Mapping[str, Portion]:
             return {name: Portion(target, info.shape, (outputs_of(shape, order),))}
 
-        self.registry.note(tensors, put, get)
+        self.registry.note(tensors, put, get, dtype=target.dtype)
 
     def dense(
         self,
@@ -241,7 +245,11 @@ class WeightNotes:
             (name,) = tensors
             return {name: Portion(get(), shape.whole, (outputs_of(shape),))}
 
-        self.registry.note(tensors, write, read, base=base)
+        self.registry.note(tensors, write, read, base=base, dtype=self._dtype(tensors))
+
+    def _dtype(self, tensors: Mapping[str, TensorInfo]) -> torch.dtype | None:
+        """What modules of one tensor are read in; those of several are quantized."""
+        return self._modules.dtype if len(tensors) == 1 else None
 
 
 def _stacked(portions: Sequence[Portion]) -> Portion:

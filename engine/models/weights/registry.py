@@ -56,12 +56,13 @@ class WeightRegistry:
         store: Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] = dict,
         rows: ProductRows | None = None,
         base: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
     ) -> WeightUnit:
         """Note a unit.
 
         Args:
             put: reads it from a source of given tensors, and writes it in place.
-            get, store, rows: as of `WeightUnit`.
+            get, store, rows, dtype: as of `WeightUnit`.
             base: the tensor that holds it, of which others may be derived.
         """
         source = self._source
@@ -73,6 +74,7 @@ class WeightRegistry:
             self._fixed(tensors),
             rows,
             self._exchange,
+            dtype=dtype,
         )
         self._names |= dict.fromkeys(tensors, unit)
         if base is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -124,6 +125,25 @@ def test_a_wrong_tensor_ends_the_update(
 def test_numbers_that_are_not_finite_are_written_where_nobody_checks(models: Models) -> None:
     update(models.room, given({"model.norm.weight": torch.full((32,), torch.nan)}))
     assert text_logits(models.model).isnan().all()
+
+
+@pytest.mark.parametrize("options", [{}, {"quantization": "fp8"}])
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.0.mlp.down_proj.weight"])
+def test_numbers_are_checked_as_they_are_written(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """A type of fewer exponents has infinities in place of some."""
+    write_model("qwen3", tmp_path)
+    config = ModelConfig(model=str(tmp_path), dtype="float16", **options)
+    model = load_model(config, CPU)
+    room = room_of(model)
+    old = model.named_weights()[name].read()
+    most = torch.full(old.shape, 65504.0)
+    with pytest.raises(WeightUpdateError, match=f"{name}.*not finite as float16") as error:
+        update(room, given({name: most * 2}), check=True)
+    assert error.value.code == "not_finite"
+    assert torch.equal(model.named_weights()[name].read(), old)
+    update(room, given({name: most}), check=True)
 
 
 def test_bytes_that_are_not_the_tensor(models: Models) -> None:
