@@ -15,7 +15,7 @@ from engine.models.families.table import decoder_spec
 from engine.models.formats.reader import WeightReader
 from engine.models.weights.shares import OwnedPart
 from engine.models.weights.sources import Checkpoint, DummyWeights
-from engine.models.weights.stored import Asked
+from engine.models.weights.stored import Asked, Unread
 from server.bench.workloads import Body
 
 
@@ -25,6 +25,7 @@ class ModuleWeights:
     def __init__(self, module: torch.nn.Module) -> None:
         self._parameters = dict(module.named_parameters())
         self.asked: Asked = {}
+        self.unread = Unread()
 
     checkpoint: Checkpoint | None = None
 
@@ -50,7 +51,7 @@ class _Copied:
     def __init__(self, source: DummyWeights, module: torch.nn.Module) -> None:
         self._source = source
         self._parameters = dict(module.named_parameters())
-        self.asked = source.asked
+        self.asked, self.unread = source.asked, source.unread
 
     checkpoint: Checkpoint | None = None
 

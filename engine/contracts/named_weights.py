@@ -260,8 +260,21 @@ class NamedWeight:
         return checksum(self.read())
 
 
-NamedWeights = Mapping[str, NamedWeight]
-"""By their names in the checkpoint."""
+class NamedWeights(dict[str, NamedWeight]):
+    """Weights by their names in the checkpoint.
+
+    Attributes:
+        passes_over: whether a checkpoint may have a tensor of a name that is not loaded.
+    """
+
+    def __init__(
+        self,
+        named: Mapping[str, NamedWeight] | None = None,
+        passes_over: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        super().__init__(named or {})
+        self.passes_over = passes_over
+
 
 CHUNK = 1 << 20
 """Words of a tensor that are weighed at once."""

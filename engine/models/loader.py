@@ -22,7 +22,7 @@ from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.reference import Reference
 from engine.models.refusals import ROUTES_FLAG, check_quantization, check_ranks, check_unfused
 from engine.models.weights.sources import Checkpoint, DummyWeights
-from engine.models.weights.stored import WeightSource
+from engine.models.weights.stored import Unread, WeightSource
 from sampling.device.ranks import RankExchange
 
 logger = logging.getLogger(__name__)
@@ -106,13 +106,13 @@ def _fused_decoder(
 def _source(
     config: ModelConfig, own: FolderConfig, spec: DecoderSpec, device: torch.device
 ) -> WeightSource:
-    if config.load_format == "dummy":
-        return DummyWeights(spec.initializer_range, device)
     # Some tied checkpoints hold the LM head as well.
-    ignored = frozenset({"lm_head.weight"} if spec.lm_head.is_tied else ())
+    names = frozenset({"lm_head.weight"} if spec.lm_head.is_tied else ())
     num_layers = len(spec.layers) if spec.num_drafting_layers else None
-    folder, renamed = own.path.parent, spec.renamed
-    return Checkpoint(folder, ignored, num_layers, renamed=renamed, unread=spec.unread)
+    unread = Unread(names, num_layers, spec.unread, spec.renamed)
+    if config.load_format == "dummy":
+        return DummyWeights(spec.initializer_range, device, unread)
+    return Checkpoint(own.path.parent, unread)
 
 
 def _routes(config: ModelConfig, spec: DecoderSpec) -> ExpertRoutes | None:

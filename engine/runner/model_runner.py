@@ -21,6 +21,7 @@ from engine.arrays import Int32Array, Int64Array
 from engine.batch import RequestRows, StepInputs
 from engine.contracts.control import MemoryPart
 from engine.contracts.model import Hidden
+from engine.contracts.named_weights import NamedWeights
 from engine.contracts.runner import RouteArrays, RunnerLostError, StepCosts
 from engine.contracts.scoring import ScoringPlan
 from engine.contracts.weights import AnyWeightCommand, WeightReply
@@ -130,9 +131,9 @@ class ModelRunner:
 
     @cached_property
     def _rank_weights(self) -> RankWeights:
-        stage, draft = self._stage, {}
+        stage, draft = self._stage, NamedWeights()
         if stage.speculation is not None:
-            draft = dict(stage.speculation.drafter.named_weights())
+            draft = stage.speculation.drafter.named_weights()
         exchange = self._sampling_rows.shard.exchange
         return RankWeights(stage.model.named_weights(), draft, self._rows.device, exchange)
 

@@ -17,7 +17,7 @@ from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.weights.shares import RankShare, undivided
 from engine.models.weights.sources import Checkpoint, DummyWeights
-from engine.models.weights.stored import WeightSource
+from engine.models.weights.stored import Unread, WeightSource
 from engine.speculation.block import LoadedBlockHead
 from engine.speculation.block_config import BlockConfig, block_config
 from engine.speculation.block_drafts import (
@@ -55,7 +55,7 @@ def load_block_head(config: SpeculativeConfig, of_target: HeadTarget) -> LoadedB
     if of_target.is_dummy:
         tensors = DummyWeights(spec.initializer_range, device)
     else:
-        tensors = Checkpoint(folder, frozenset({MASK}), unread=UNREAD)
+        tensors = Checkpoint(folder, Unread(frozenset({MASK}), beginnings=UNREAD))
     source = _Source(folder, spec, own, tensors, of_target)
     with torch.no_grad():
         loaded = source.load()

@@ -10,7 +10,7 @@ import torch
 from engine.errors import ModelError
 from engine.models.families.table import decoder_spec, unfused_layer_reason
 from engine.models.weights.sources import Checkpoint, DummyWeights
-from engine.models.weights.stored import WeightSource
+from engine.models.weights.stored import Unread, WeightSource
 from engine.speculation.draft_vocabulary import MASK, draft_columns
 from engine.speculation.eagle_heads import Eagle1Head, Eagle3Head, EagleHead, EagleHeadSource
 from engine.speculation.head_target import HeadTarget
@@ -39,7 +39,8 @@ def load_eagle_head(
     if of_target.is_dummy:
         tensors = DummyWeights(spec.initializer_range, device)
     else:
-        tensors = Checkpoint(folder, SHARED if config.method == "eagle" else frozenset({MASK}))
+        names = SHARED if config.method == "eagle" else frozenset({MASK})
+        tensors = Checkpoint(folder, Unread(names))
     has_embedding = config.method == "eagle3" and tensors.shape("embed_tokens.weight") is not None
     if not has_embedding:
         _check_size(folder, "hidden size", spec.hidden_size, target.hidden_size)

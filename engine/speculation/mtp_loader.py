@@ -12,7 +12,7 @@ from engine.models.formats.reader import WeightReader
 from engine.models.model_config import read_config
 from engine.models.weights.folder import model_folder, read_json
 from engine.models.weights.sources import Checkpoint, DummyWeights
-from engine.models.weights.stored import WeightSource
+from engine.models.weights.stored import Unread, WeightSource
 from engine.speculation.head_target import HeadTarget
 from engine.speculation.mtp_head import MtpHead
 
@@ -40,7 +40,7 @@ def load_mtp_head(of_target: HeadTarget) -> tuple[MtpHead, torch.Tensor]:
     if is_dummy:
         source = DummyWeights(spec.initializer_range, device)
     else:
-        source = Checkpoint(folder, renamed=spec.renamed)
+        source = Checkpoint(folder, Unread(renamed=spec.renamed))
         if source.shape(f"{drafting.fuse}.weight") is None:
             raise _error(target_config, f"there is no tensor {drafting.fuse}.weight")
     path = folder / "config.json"

@@ -26,7 +26,7 @@ class TextDrafter:
         self._history = history
 
     def named_weights(self) -> NamedWeights:
-        return {}
+        return NamedWeights()
 
     def allocate(self, num_blocks: int) -> None:
         pass

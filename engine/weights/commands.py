@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
 
@@ -31,16 +30,12 @@ from engine.contracts.weights import (
     WeightValues,
 )
 from engine.errors import kind_and_line
-from engine.models.weights.sources import IGNORED, LAYER
 from engine.weights.agreement import agreed
 from engine.weights.groups import WeightGroups
 from engine.weights.names import NameMap
 from engine.weights.tensor_sources import ReceivedTensor, received
 from engine.weights.update import WeightUpdate
 from sampling.device.ranks import RankExchange
-
-DRAFTING = re.compile(r"(model\.)?mtp\.")
-"""The beginning of the names of heads that checkpoints have for drafts, which may not be loaded."""
 
 
 class RankWeights:
@@ -59,8 +54,9 @@ class RankWeights:
         exchange: RankExchange,
     ) -> None:
         self._weights: dict[WeightTarget, NamedWeights] = {"model": model, "draft": draft}
-        is_of_model = all(map(_passes(model), draft))
-        self._joint = {**draft, **model} if is_of_model else model
+        is_of_model = all(map(model.passes_over, draft))
+        joint = {**draft, **model} if is_of_model else model
+        self._updated = {"model": NamedWeights(joint, model.passes_over), "draft": draft}
         self._own_of_drafter = draft.keys() - model.keys() if is_of_model else draft.keys()
         self._device, self._exchange = device, exchange
         self._groups = WeightGroups(device, exchange)
@@ -112,9 +108,8 @@ class RankWeights:
             )
         if not self._weights[command.target]:
             raise WeightUpdateError("there is no drafter with weights", "unknown_weight")
-        named = self._joint if command.target == "model" else self._weights["draft"]
-        passes, device = _passes(named), self._device
-        self._update = WeightUpdate(NameMap(named), passes, device, check=command.check)
+        named = self._updated[command.target]
+        self._update = WeightUpdate(NameMap(named), self._device, check=command.check)
         self._takes_parts = command.takes_parts
 
     def _begun(self) -> WeightUpdate:
@@ -202,17 +197,3 @@ class RankWeights:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _passes(named: NamedWeights) -> Callable[[str], bool]:
-    """Whether a checkpoint may have a tensor besides, which the model does not load."""
-    layers = {int(found[1]) for name in named if (found := LAYER.match(name))}
-    num_layers = max(layers, default=-1) + 1
-
-    def passes(name: str) -> bool:
-        found = LAYER.match(name)
-        is_drafting = DRAFTING.match(name) is not None
-        is_beyond = found is not None and bool(layers) and int(found[1]) >= num_layers
-        return is_drafting or is_beyond or IGNORED.search(name) is not None
-
-    return passes

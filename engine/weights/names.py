@@ -29,7 +29,7 @@ EXPERTS = {
 """Tensors [experts, out, in] of all experts, and what an expert's parts are called in files."""
 EXPERT_HOLDERS = (("mlp", "mlp"), ("mlp", "block_sparse_moe"), ("feed_forward", "feed_forward"))
 """Modules that hold experts, and what they are called in files."""
-HEAD, EMBEDDINGS = "lm_head.weight", ("model.embed_tokens.weight",)
+HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,13 +65,15 @@ class NameMap:
     """The weights of a model or drafter by all names that are known for them."""
 
     def __init__(self, named: NamedWeights) -> None:
-        self._named = dict(named)
+        self._named, self._passes_over = dict(named), named.passes_over
         for weight in named.values():
             self._named.setdefault(weight.own_name, weight)
+        self._tied = {HEAD: self._named[EMBEDDINGS]} if EMBEDDINGS in self._named else {}
 
-    def knows(self, name: str) -> bool:
-        """Whether a weight has just this name."""
-        return name in self._named
+    def passes_over(self, name: str) -> bool:
+        """Whether a tensor of a checkpoint is no weight's."""
+        is_known = name in self._named or name in self._tied
+        return not is_known and self._passes_over(name)
 
     def pieces(self, name: str, info: TensorInfo) -> list[WeightPiece]:
         """What a given tensor says of which weights, which are checked against its shape and type.
@@ -88,7 +90,9 @@ class NameMap:
     def _found(self, name: str, info: TensorInfo) -> list[WeightPiece]:
         if name in self._named:
             return [WeightPiece(self._named[name])]
-        for find in (self._joined, self._apart, self._experts, self._tied):
+        if name in self._tied:
+            return [WeightPiece(self._tied[name])]
+        for find in (self._joined, self._apart, self._experts):
             if pieces := list(find(name, info)):
                 return pieces
         near = difflib.get_close_matches(name, self._named, n=1)
@@ -153,9 +157,3 @@ class NameMap:
                     own = [self._named.get(f"{place}.{expert}.{each}.weight") for each in names]
                     yield from self._in_turn(own, info.shape, expert)
                 return
-
-    def _tied(self, name: str, info: TensorInfo) -> Iterator[WeightPiece]:
-        """An LM head of a model that multiplies by its embeddings."""
-        for embeddings in EMBEDDINGS:
-            if name == HEAD and embeddings in self._named:
-                yield WeightPiece(self._named[embeddings])

@@ -31,7 +31,6 @@ class WeightUpdate:
 
     Args:
         names: of what is updated.
-        passes: whether a tensor that no weight is may be passed over, by its name.
         device: of the weights.
         check: refuse tensors with numbers that are not finite once they are written.
 
@@ -42,12 +41,11 @@ class WeightUpdate:
     def __init__(
         self,
         names: NameMap,
-        passes: Callable[[str], bool],
         device: torch.device,
         *,
         check: bool,
     ) -> None:
-        self._names, self._passes, self._device, self._check = names, passes, device, check
+        self._names, self._device, self._check = names, device, check
         self._staged: dict[NamedWeight, list[_Staged]] = {}
         self.num_tensors, self.num_bytes, self.seconds = 0, 0, 0.0
         self._room: int | None = None
@@ -62,7 +60,7 @@ class WeightUpdate:
         """
         for tensor in tensors:
             self._is_empty = False
-            if self._passes(tensor.name) and not self._names.knows(tensor.name):
+            if self._names.passes_over(tensor.name):
                 continue
             pieces = self._names.pieces(tensor.name, tensor.info)
             load = tensor.load if tensor.is_kept else self._kept(tensor)

@@ -13,7 +13,14 @@ from typing import Any
 import torch
 from transformers.core_model_loading import revert_weight_conversion
 
-from engine.contracts.named_weights import NamedWeight, Portion, TensorInfo, WeightUnit
+from engine.contracts.named_weights import (
+    NamedWeight,
+    NamedWeights,
+    Portion,
+    TensorInfo,
+    WeightUnit,
+)
+from engine.models.weights.stored import Unread
 
 Types = Mapping[str, torch.dtype]
 """The types of a checkpoint's tensors, by their names."""
@@ -21,7 +28,7 @@ Types = Mapping[str, torch.dtype]
 
 def module_weights(
     module: Any, stored: Types | None, followers: Mapping[int, Callable[[], None]]
-) -> dict[str, NamedWeight]:
+) -> NamedWeights:
     """The weights of a module, whose tensors stay where they are.
 
     Args:
@@ -40,7 +47,8 @@ def module_weights(
         if tensor.data_ptr() in followers:
             unit.followers.append(followers[tensor.data_ptr()])
         named |= {name: NamedWeight(name, unit, name) for name in infos}
-    return named
+    unread = Unread(frozenset(stored or ()) - named.keys())
+    return NamedWeights(named, unread.has)
 
 
 class _HeldTensor:

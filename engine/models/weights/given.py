@@ -28,6 +28,7 @@ class GivenTensors:
         if of.checkpoint is not None:
             self._module_name = of.checkpoint.stored_module
         self.asked: Asked = {}
+        self.unread = of.unread
 
     @property
     def checkpoint(self) -> StoredTensors | None:

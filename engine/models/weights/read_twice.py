@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from engine.models.weights.shares import OwnedPart
-from engine.models.weights.stored import Asked, StoredTensors, WeightSource
+from engine.models.weights.stored import Asked, StoredTensors, Unread, WeightSource
 
 
 class ReadTwice:
@@ -47,6 +47,10 @@ class ReadTwice:
     @property
     def asked(self) -> Asked:
         return self._source.asked
+
+    @property
+    def unread(self) -> Unread:
+        return self._source.unread
 
     def finish(self) -> None:
         self._source.finish()

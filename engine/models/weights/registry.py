@@ -8,6 +8,7 @@ import torch
 
 from engine.contracts.named_weights import (
     NamedWeight,
+    NamedWeights,
     Portion,
     ProductRows,
     TensorInfo,
@@ -94,14 +95,14 @@ class WeightRegistry:
         if self.is_kept:
             self._of_base[id(base)].followers.append(then)
 
-    def named(self) -> dict[str, NamedWeight]:
+    def named(self) -> NamedWeights:
         """All weights by their names in the checkpoint."""
         assert not self._source.asked, f"read and not noted: {list(self._source.asked)}"
         checkpoint, named = self._source.checkpoint, {}
         for own_name, unit in self._names.items():
             name = own_name if checkpoint is None else checkpoint.stored_name(own_name)
             named[name] = NamedWeight(name, unit, own_name)
-        return named
+        return NamedWeights(named, self._source.unread.has)
 
     def _fixed(self, tensors: Mapping[str, TensorInfo]) -> dict[str, torch.Tensor]:
         checkpoint = self._source.checkpoint

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,47 +12,26 @@ from engine.contracts.named_weights import TensorInfo
 from engine.errors import ModelError, first_line
 from engine.models.weights.folder import INDEX, read_json
 from engine.models.weights.shares import OwnedPart
-from engine.models.weights.stored import TORCH_TYPES, Asked, StoredTensors
+from engine.models.weights.stored import TORCH_TYPES, Asked, StoredTensors, Unread
 from engine.progress import report
-
-IGNORED = re.compile(
-    r"rotary_emb\.inv_freq$|\.[qkv]_(proj\.)?(scale|zero_point|output_scale)$|\.kv_scale$"
-    r"|\.(prob_output_scale|input_scale_ub|weight_shape)$"
-)
-"""Tensors that are not asked for: angles, which old checkpoints have and the config gives, and what
-quantized checkpoints have beside their weights; scales of keys and values belong to a cache in
-float8."""
 
 ANEW = "download the checkpoint anew"
 OTHER_CONFIG = "give the config.json that the checkpoint was written with"
 """What to do about a file, and about a tensor, that is not as it must be."""
 
-LAYER = re.compile(r"model\.layers\.(\d+)\.")
 DUMMY_SEED = 0
+READS_ALL = Unread()
 
 
 class Checkpoint:
     """Reads the tensors of a folder's safetensors files and converts them as they are filled.
 
-    Args:
-        ignore: names that need not be asked for.
-        num_layers: layers from this one on need not be, which draft further tokens; None: all must.
-        renamed: parts of names, and what they are called here. Names are as asked for then.
-        unread: beginnings of the names of others that need not be asked for.
-
     Raises:
         ModelError: a file or tensor is missing, has another shape, or was never asked for.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        ignore: frozenset[str] = frozenset(),
-        num_layers: int | None = None,
-        *,
-        renamed: Sequence[tuple[str, str]] = (),
-        unread: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, folder: Path, unread: Unread = READS_ALL) -> None:
+        self.unread = unread
         self._folder = folder
         self._files: dict[Path, Any] = {}
         self._where: dict[str, Path] = {}
@@ -62,18 +39,10 @@ class Checkpoint:
         self._stored_names: dict[str, str] = {}
         for path in weight_files(folder):
             for stored in self._open(path).keys():  # noqa: SIM118 (not a dictionary)
-                name = _renamed(stored, renamed)
+                name = unread.own_name(stored)
                 self._where[name], self._stored_names[name] = path, stored
-        self._unread = {
-            name
-            for name in self._where
-            if name not in ignore and not IGNORED.search(name) and not name.startswith(unread)
-        }
-        if num_layers is not None:
-            drafting = {
-                n for n in self._unread if (m := LAYER.match(n)) and int(m[1]) >= num_layers
-            }
-            self._unread -= drafting
+        stored_names = self._stored_names.items()
+        self._unread = {name for name, stored in stored_names if not unread.has(stored)}
 
     def fill(self, target: torch.Tensor, name: str) -> None:
         self._check_shape(name, tuple(target.shape))
@@ -170,12 +139,6 @@ class Checkpoint:
         return self._files[path]
 
 
-def _renamed(name: str, renamed: Sequence[tuple[str, str]]) -> str:
-    for part, own in renamed:
-        name = name.replace(part, own)
-    return name
-
-
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a folder, those of the index if it has one.
 
@@ -205,8 +168,8 @@ def weight_files(folder: Path) -> list[Path]:
 class DummyWeights:
     """Makes random weights, the same at each start on one kind of device."""
 
-    def __init__(self, std: float, device: torch.device) -> None:
-        self._std = std
+    def __init__(self, std: float, device: torch.device, unread: Unread = READS_ALL) -> None:
+        self._std, self.unread = std, unread
         self.asked: Asked = {}
         self._generator = torch.Generator(device).manual_seed(DUMMY_SEED)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +32,48 @@ TORCH_TYPES = {
 
 Asked = dict[str, TensorInfo]
 """Tensors that were asked for, in order, as they are stored."""
+
+
+IGNORED = re.compile(
+    r"rotary_emb\.inv_freq$|\.[qkv]_(proj\.)?(scale|zero_point|output_scale)$|\.kv_scale$"
+    r"|\.(prob_output_scale|input_scale_ub|weight_shape)$"
+)
+"""Tensors that are not asked for: angles, which old checkpoints have and the config gives, and what
+quantized checkpoints have beside their weights; scales of keys and values belong to a cache in
+float8."""
+
+LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Tensors of a checkpoint that need not be asked for.
+
+    Attributes:
+        names: of some.
+        num_layers: layers from this one on need not be, which draft further tokens; None: all must.
+        beginnings: of the names of others.
+        renamed: parts of names, and what they are called here. All else is by names of here.
+    """
+
+    names: frozenset[str] = frozenset()
+    num_layers: int | None = None
+    beginnings: tuple[str, ...] = ()
+    renamed: Sequence[tuple[str, str]] = ()
+
+    def own_name(self, stored: str) -> str:
+        """What a tensor of the checkpoint is called here."""
+        for part, own in self.renamed:
+            stored = stored.replace(part, own)
+        return stored
+
+    def has(self, stored: str) -> bool:
+        """Whether a tensor of the checkpoint is one of these."""
+        name = self.own_name(stored)
+        layer = LAYER.match(name)
+        is_drafting = self.num_layers is not None and layer and int(layer[1]) >= self.num_layers
+        is_named = name in self.names or name.startswith(self.beginnings)
+        return is_named or bool(is_drafting) or IGNORED.search(name) is not None
 
 
 class StoredTensors(Protocol):
@@ -69,6 +114,7 @@ class WeightSource(Protocol):
     Attributes:
         checkpoint: the stored tensors; None where tensors are made.
         asked: the tensors that were asked for so far.
+        unread: the tensors that checkpoints may have besides.
     """
 
     @property
@@ -76,6 +122,9 @@ class WeightSource(Protocol):
 
     @property
     def asked(self) -> Asked: ...
+
+    @property
+    def unread(self) -> Unread: ...
 
     def fill(self, target: torch.Tensor, name: str) -> None:
         """Write tensor `name` into `target`, which may be part of a fused weight."""

@@ -70,7 +70,7 @@ class ToyModel:
         self._chunk = chunk
 
     def named_weights(self) -> NamedWeights:
-        return {}
+        return NamedWeights()
 
     def state_specs(self, num_drafts: int) -> Sequence[StateSpec]:
         ring = StateTensor((WINDOW + 2 * num_drafts + 1,), torch.int64)

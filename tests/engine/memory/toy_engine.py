@@ -61,7 +61,7 @@ class ToyDrafter:
         self.num_tokens, self._rows, self._rule = num_tokens, rows, rule
 
     def named_weights(self) -> NamedWeights:
-        return {}
+        return NamedWeights()
 
     def allocate(self, num_blocks: int) -> None:
         """It has no cache."""

@@ -39,7 +39,7 @@ class TableDrafter:
             self.draft_logits = torch.full(shape, torch.nan)
 
     def named_weights(self) -> NamedWeights:
-        return {}
+        return NamedWeights()
 
     def allocate(self, num_blocks: int) -> None:
         """It has no cache."""

@@ -88,6 +88,9 @@ def test_drafters_are_rewritten(kind: str, tmp_path: Path) -> None:
     write_model("llama", tmp_path / "target", num_hidden_layers=6)
     write(tmp_path / "old")
     assert_rewritten(lambda head: drafter_of(tmp_path / "target", head, method), tmp_path, others)
+    named = drafter_of(tmp_path / "target", tmp_path / "old", method).drafter.named_weights()
+    assert all(map(named.passes_over, others))
+    assert not any(map(named.passes_over, named))
 
 
 def test_the_head_of_a_checkpoint_is_rewritten(tmp_path: Path) -> None:
@@ -97,5 +100,6 @@ def test_the_head_of_a_checkpoint_is_rewritten(tmp_path: Path) -> None:
     targets = {name for name in tensors if not name.startswith("mtp.")}
     model = load_model(ModelConfig(model=str(tmp_path / "old")), CPU)
     assert model.named_weights().keys() == targets
+    assert all(map(model.named_weights().passes_over, tensors.keys() - targets))
 
     assert_rewritten(lambda folder: drafter_of(folder, None, "mtp"), tmp_path, targets)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.contracts.model import CausalLM
+from engine.contracts.named_weights import NamedWeights
 from engine.contracts.weights import (
     BeginUpdate,
     FinishUpdate,
@@ -23,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def room_of(model: CausalLM, exchange: RankExchange | None = None) -> RankWeights:
-    return RankWeights(model.named_weights(), {}, CPU, exchange or LoneRank())
+    return RankWeights(model.named_weights(), NamedWeights(), CPU, exchange or LoneRank())
 
 
 def given(tensors: Tensors) -> ReceiveTensors:

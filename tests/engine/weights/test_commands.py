@@ -216,7 +216,7 @@ def test_an_update_must_have_tensors(models: Models) -> None:
             update(models.room, *parts)
         assert error.value.code == "no_tensors"
         models.assert_old()
-    passed_over = given({"mtp.norm.weight": torch.zeros(32)})
+    passed_over = given({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)})
     assert update(models.room, passed_over).num_weights == 0
     models.assert_old()
     update(models.room, given({}), given(models.new), passed_over, given({}))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.contracts.named_weights import NamedWeights
 from engine.contracts.weights import BeginUpdate, FinishUpdate, ReceiveTensors
 from engine.weights.commands import RankWeights
 from sampling.device.ranks import LoneRank
@@ -22,7 +23,7 @@ def test_tensors_of_another_process(tmp_path: Path) -> None:
     write_tiny(MODELS["qwen3"], tmp_path / "old")
     write_other(tmp_path / "old", tmp_path / "new")
     model = load(tmp_path / "old", on="cuda")
-    room = RankWeights(model.named_weights(), {}, model.device, LoneRank())
+    room = RankWeights(model.named_weights(), NamedWeights(), model.device, LoneRank())
     with shared(tmp_path / "new", stored_tensors(tmp_path / "new")) as source:
         room.run(BeginUpdate(check=True))
         room.run(ReceiveTensors(source=source))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,30 @@ def test_a_tied_head_is_the_embeddings(tmp_path: Path) -> None:
     with pytest.raises(WeightUpdateError, match="are one in this model, and their numbers differ"):
         room.run(given(new | {"lm_head.weight": head + 1}))
     assert_holds(model.named_weights(), new)
+
+
+@pytest.mark.parametrize("options", [{}, {"load_format": "dummy"}])
+def test_only_what_the_loader_passes_over_is_passed_over(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Layers beyond the model's, where its config says that they draft."""
+    beyond = ("model.layers.2.eh_proj.weight", "model.layers.9.input_layernorm.weight")
+    others = ("model.layers.1.zorg", "mtp.norm.weight")
+    for kind, num_drafting in (("qwen3", 0), ("deepseek-v3", 0), ("deepseek-v3", 1)):
+        folder = tmp_path / f"{kind} {num_drafting}"
+        write_tiny(MODELS[kind], folder)
+        config = json.loads((folder / "config.json").read_text())
+        config["num_nextn_predict_layers"] = num_drafting
+        (folder / "config.json").write_text(json.dumps(config))
+        room = room_of(load(folder, **options))
+        passed = beyond if num_drafting else ()
+        for name in (*beyond, *others):
+            sent = given({name: torch.zeros(3)})
+            if name in passed:
+                assert update(room, sent).num_weights == 0
+                continue
+            with pytest.raises(WeightUpdateError, match=f"has no weight '{name}'"):
+                update(room, sent)
 
 
 def test_shapes_of_joined_tensors_are_checked(tmp_path: Path) -> None:

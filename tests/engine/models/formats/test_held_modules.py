@@ -15,7 +15,7 @@ from engine.config import ModelConfig
 from engine.contracts.model import CausalLM
 from engine.contracts.named_weights import WeightError
 from engine.models.loader import load_model
-from engine.models.weights.sources import IGNORED
+from engine.models.weights.stored import IGNORED
 from sampling.device.ranks import RankExchange
 from tests.engine.models.families.ordered_shards import DESC_ACT, WITH_SHARED, ordered
 from tests.engine.models.families.quantized_shards import QUANTIZED, SCHEMES
