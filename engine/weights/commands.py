@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
@@ -138,7 +139,8 @@ class RankWeights:
             words = "the update in progress is of another kind: finish it as it was begun"
             raise WeightUpdateError(words, "no_update")
         self._update = None
-        self._agreed(update.check_received)
+        held = update.read_tied()
+        self._agreed(partial(update.check_received, held))
         start = time.perf_counter()
         try:
             with torch.no_grad():

@@ -39,12 +39,14 @@ class WeightPiece:
     Attributes:
         source: of the given tensor, an expert's index or None, and a range of rows or None.
         rows: of the weight that it is; None is all of it.
+        is_tied: a head that the weight is as well, which is compared with it.
     """
 
     weight: NamedWeight
     expert: int | None = None
     source: slice | None = None
     rows: slice | None = None
+    is_tied: bool = False
 
     def of(self, given: torch.Tensor) -> torch.Tensor:
         """The piece of the given tensor."""
@@ -91,7 +93,7 @@ class NameMap:
         if name in self._named:
             return [WeightPiece(self._named[name])]
         if name in self._tied:
-            return [WeightPiece(self._tied[name])]
+            return [WeightPiece(self._tied[name], is_tied=True)]
         for find in (self._joined, self._apart, self._experts):
             if pieces := list(find(name, info)):
                 return pieces

@@ -47,6 +47,7 @@ class WeightUpdate:
     ) -> None:
         self._names, self._device, self._check = names, device, check
         self._staged: dict[NamedWeight, list[_Staged]] = {}
+        self._tied: dict[NamedWeight, _Staged] = {}
         self.num_tensors, self.num_bytes, self.seconds = 0, 0, 0.0
         self._room: int | None = None
         self._is_empty = True
@@ -69,11 +70,24 @@ class WeightUpdate:
             self.num_tensors += 1
             self.num_bytes += tensor.num_bytes
 
-    def check_received(self) -> None:
-        """Refuse an update that received nothing, not even what is passed over."""
+    def read_tied(self) -> dict[NamedWeight, torch.Tensor]:
+        """The weights of which a tied head was received alone; all ranks call it alike."""
+        return {weight: weight.read() for weight in self._tied if weight not in self._staged}
+
+    def check_received(self, held: dict[NamedWeight, torch.Tensor]) -> None:
+        """Refuse an update that received nothing, not even what is passed over, or another head.
+
+        Args:
+            held: of `read_tied`.
+        """
         if self._is_empty:
             words = "the update has no tensors: the weights are as they were"
             raise WeightUpdateError(words, "no_tensors")
+        for weight, head in self._tied.items():
+            whole = held[weight] if weight in held else self._whole(weight)
+            dtype = weight.unit.dtype or whole.dtype
+            if not torch.equal(whole.to(dtype), head.values().to(whole.device, dtype)):
+                raise _differing(weight.name, head.name)
 
     def _add(self, staged: _Staged) -> None:
         weight = staged.piece.weight
@@ -86,16 +100,15 @@ class WeightUpdate:
             kind = "" if unit.dtype is None else f" as {str(unit.dtype).removeprefix('torch.')}"
             words = f"weight {staged.name!r} holds numbers that are not finite{kind}"
             raise WeightUpdateError(words, "not_finite")
+        if staged.piece.is_tied:  # the embeddings may come after it
+            self._tied[weight] = staged
+            return
         before = self._staged.setdefault(weight, [])
         if staged.piece.rows is None:
             for other in before:
                 is_same = other.name == staged.name or torch.equal(other.values(), staged.values())
                 if other.piece.rows is None and not is_same:
-                    raise WeightUpdateError(
-                        f"weights {other.name!r} and {staged.name!r} are one in this model, and "
-                        "their numbers differ",
-                        "bad_source",
-                    )
+                    raise _differing(other.name, staged.name)
             before.clear()
         before.append(staged)
 
@@ -132,6 +145,11 @@ class WeightUpdate:
             rows = staged.piece.rows
             whole[slice(None) if rows is None else rows] = staged.values().to(whole)
         return whole
+
+
+def _differing(name: str, other: str) -> WeightUpdateError:
+    words = f"weights {name!r} and {other!r} are one in this model, and their numbers differ"
+    return WeightUpdateError(words, "bad_source")
 
 
 def _is_finite(values: torch.Tensor) -> bool:

@@ -11,7 +11,7 @@ import torch
 import transformers as hf
 
 from engine.contracts.named_weights import TensorInfo, WeightError
-from engine.contracts.weights import BeginUpdate, WeightUpdateError
+from engine.contracts.weights import WeightUpdateError
 from engine.weights.names import NameMap
 from tests.engine.models.rewriting import Tensors, assert_holds, text_logits, write_other
 from tests.engine.models.serving import GROUPED, load, write_tiny
@@ -90,10 +90,28 @@ def test_a_tied_head_is_the_embeddings(tmp_path: Path) -> None:
     head = new["model.embed_tokens.weight"]
     update(room, given(new | {"lm_head.weight": head}))
     assert_holds(model.named_weights(), new)
-    room.run(BeginUpdate())
-    with pytest.raises(WeightUpdateError, match="are one in this model, and their numbers differ"):
-        room.run(given(new | {"lm_head.weight": head + 1}))
-    assert_holds(model.named_weights(), new)
+    embeddings, own, other = (
+        {"model.embed_tokens.weight": head + 1},
+        {"lm_head.weight": head},
+        {"lm_head.weight": head + 2},
+    )
+    for parts in ((other,), (new | other,), (other, embeddings), (embeddings, own)):
+        with pytest.raises(WeightUpdateError, match="are one in this model, and their numbers dif"):
+            update(room, *map(given, parts))
+        assert_holds(model.named_weights(), new)
+    assert update(room, given(own)).num_weights == 0, "it has those numbers"
+    update(room, given({"lm_head.weight": head + 1}), given(embeddings))
+    assert_holds(model.named_weights(), new | embeddings)
+
+
+def test_a_tied_head_is_compared_as_the_server_rounds_it(tmp_path: Path) -> None:
+    write_tiny(MODELS["llama-tied"], tmp_path / "old")
+    new = write_other(tmp_path / "old", tmp_path / "new")["model.embed_tokens.weight"]
+    room = room_of(load(tmp_path / "old", dtype="bfloat16"))
+    update(room, given({"model.embed_tokens.weight": new}))
+    update(room, given({"lm_head.weight": new}))
+    rounded = {"lm_head.weight": new.bfloat16()}
+    update(room, given({"model.embed_tokens.weight": new} | rounded))
 
 
 @pytest.mark.parametrize("options", [{}, {"load_format": "dummy"}])
