@@ -29,7 +29,9 @@ EXPERTS = {
 """Tensors [experts, out, in] of all experts, and what an expert's parts are called in files."""
 EXPERT_HOLDERS = (("mlp", "mlp"), ("mlp", "block_sparse_moe"), ("feed_forward", "feed_forward"))
 """Modules that hold experts, and what they are called in files."""
-HEAD, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
+HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+EMBEDDINGS = ("model.embed_tokens.weight", "backbone.embeddings.weight")
+"""Names of heads, and of the embeddings that a model without a head of its own multiplies by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +72,9 @@ class NameMap:
         self._named, self._passes_over = dict(named), named.passes_over
         for weight in named.values():
             self._named.setdefault(weight.own_name, weight)
-        self._tied = {HEAD: self._named[EMBEDDINGS]} if EMBEDDINGS in self._named else {}
+        is_tied = self._named.keys().isdisjoint(HEADS)
+        shared = [self._named[name] for name in EMBEDDINGS if is_tied and name in self._named]
+        self._tied = {head: weight for weight in shared for head in HEADS}
 
     def passes_over(self, name: str) -> bool:
         """Whether a tensor of a checkpoint is no weight's."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 import transformers as hf
 
-from engine.contracts.named_weights import TensorInfo, WeightError
+from engine.contracts.named_weights import NamedWeights, TensorInfo, WeightError
 from engine.contracts.weights import WeightUpdateError
 from engine.weights.names import NameMap
 from tests.engine.models.rewriting import Tensors, assert_holds, text_logits, write_other
@@ -102,6 +103,18 @@ def test_a_tied_head_is_the_embeddings(tmp_path: Path) -> None:
     assert update(room, given(own)).num_weights == 0, "it has those numbers"
     update(room, given({"lm_head.weight": head + 1}), given(embeddings))
     assert_holds(model.named_weights(), new | embeddings)
+
+
+@pytest.mark.parametrize("name", ["model.embed_tokens.weight", "backbone.embeddings.weight"])
+def test_a_tied_head_is_known_where_the_loader_passes_it_over(name: str, tmp_path: Path) -> None:
+    write_tiny(MODELS["llama-tied"], tmp_path)
+    weight = load(tmp_path).named_weights()["model.embed_tokens.weight"]
+    embeddings = replace(weight, name=name, own_name=name)
+    names = NameMap(NamedWeights({name: embeddings}, lambda _: True))
+    for head in ("lm_head.weight", "language_model.lm_head.weight"):
+        assert not names.passes_over(head)
+    untied = NameMap(NamedWeights({name: embeddings, "lm_head.weight": embeddings}, lambda _: True))
+    assert untied.passes_over("language_model.lm_head.weight")
 
 
 def test_a_tied_head_is_compared_as_the_server_rounds_it(tmp_path: Path) -> None:
