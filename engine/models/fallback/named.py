@@ -40,7 +40,7 @@ def module_weights(
     for key, tensor in module.state_dict().items():
         held = _HeldTensor(module, key, tensor, stored)
         infos = held.infos()
-        if infos is None or (stored is None and tensor.data_ptr() in seen):
+        if infos is None or tensor.data_ptr() in seen:
             continue  # another name of a tensor that is shared
         seen.add(tensor.data_ptr())
         unit = WeightUnit(infos, held.put, held.get, dtype=tensor.dtype)

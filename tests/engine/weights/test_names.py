@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from safetensors.torch import load_file, save_file
 
 from engine.contracts.named_weights import NamedWeights, TensorInfo, WeightError
 from engine.contracts.weights import WeightUpdateError
@@ -103,6 +104,19 @@ def test_a_tied_head_is_the_embeddings(tmp_path: Path) -> None:
     assert update(room, given(own)).num_weights == 0, "it has those numbers"
     update(room, given({"lm_head.weight": head + 1}), given(embeddings))
     assert_holds(model.named_weights(), new | embeddings)
+
+
+@pytest.mark.parametrize("model_impl", ["auto", "transformers"])
+def test_a_tied_head_that_the_checkpoint_has_too(model_impl: str, tmp_path: Path) -> None:
+    write_tiny(MODELS["llama-tied"], tmp_path)
+    path = tmp_path / "model.safetensors"
+    old = load_file(path)
+    embeddings = old["model.embed_tokens.weight"]
+    save_file(old | {"lm_head.weight": embeddings.clone()}, path, {"format": "pt"})
+    model = load(tmp_path, model_impl=model_impl)
+    with pytest.raises(WeightUpdateError, match="are one in this model"):
+        update(room_of(model), given({"lm_head.weight": embeddings + 1}))
+    assert_holds(model.named_weights(), old)
 
 
 @pytest.mark.parametrize("name", ["model.embed_tokens.weight", "backbone.embeddings.weight"])
