@@ -48,6 +48,18 @@ class Tile(NamedTuple):
     more: int = 0
 
 
+class _Operands(NamedTuple):
+    """What a product is made of, as of `grouped_linear`; one kernel argument."""
+
+    x: torch.Tensor
+    x_scales: torch.Tensor | None
+    weight: torch.Tensor
+    weight_scales: torch.Tensor | None
+    bias: torch.Tensor | None
+    delta: torch.Tensor | None
+    out: torch.Tensor
+
+
 class _Sizes(NamedTuple):
     """What a kernel is compiled for; `products` are those that its gate joins."""
 
@@ -85,13 +97,7 @@ def _scaled(total, weight_scales, row, x_scales, source):
 
 @jit
 def _tile_products(
-    x,
-    x_scales,
-    weight,
-    weight_scales,
-    bias,
-    delta,
-    out,
+    operands,
     order,
     found,
     sizes: tl.constexpr,
@@ -109,6 +115,9 @@ def _tile_products(
     products: tl.constexpr = sizes.products
     gate: tl.constexpr = sizes.gate
     top_k: tl.constexpr = sizes.top_k
+    x, x_scales = operands.x, operands.x_scales
+    weight, weight_scales = operands.weight, operands.weight_scales
+    bias, delta, out = operands.bias, operands.delta, operands.out
     n = tl.program_id(0) * N + tl.arange(0, N)
     k = tl.arange(0, depth)
     lanes = lanes_of(n, found, order, channels, top_k, gate, products, M)
@@ -160,13 +169,7 @@ def _tile_products(
 
 @jit
 def _grouped_kernel(
-    x,
-    x_scales,
-    weight,
-    weight_scales,
-    bias,
-    delta,
-    out,
+    operands,
     groups,
     sizes: tl.constexpr,
     precision: tl.constexpr,
@@ -184,14 +187,13 @@ def _grouped_kernel(
     found = find(groups.starts, tile_id, sizes.num_experts, EXPERTS, tile.pairs, tile.more)
     if found.expert >= sizes.num_experts:
         return
-    args = x, x_scales, weight, weight_scales, bias, delta, out, groups.order, found
     count = found.end - found.begin
     if tile.more == 0:
-        _tile_products(*args, sizes, tile, precision, 0)
+        _tile_products(operands, groups.order, found, sizes, tile, precision, 0)
     elif (count > tile.pairs) & (count <= tile.pairs + tile.more):
-        _tile_products(*args, sizes, tile, precision, tile.more)
+        _tile_products(operands, groups.order, found, sizes, tile, precision, tile.more)
     else:
-        _tile_products(*args, sizes, tile, precision, 0)
+        _tile_products(operands, groups.order, found, sizes, tile, precision, 0)
 
 
 def grouped_linear(
@@ -229,13 +231,7 @@ def grouped_linear(
     assert tile.more == 0 or scales is None
     out = torch.empty((num_pairs, channels), dtype=dtype, device=values.device)
     _grouped_kernel[(triton.cdiv(channels, tile.rows), num_tiles)](
-        values,
-        scales,
-        weight.values,
-        weight.scales,
-        bias,
-        delta,
-        out,
+        _Operands(values, scales, weight.values, weight.scales, bias, delta, out),
         groups,
         sizes=_Sizes(
             *(features, channels, weight.num_spans, num_experts, top_k),
