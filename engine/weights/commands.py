@@ -34,7 +34,7 @@ from engine.errors import kind_and_line
 from engine.weights.agreement import agreed
 from engine.weights.groups import WeightGroups
 from engine.weights.names import NameMap
-from engine.weights.tensor_sources import ReceivedTensor, received
+from engine.weights.tensor_sources import ReceivedTensor, dtype_name, received
 from engine.weights.update import WeightUpdate
 from sampling.device.ranks import RankExchange
 
@@ -175,7 +175,7 @@ class RankWeights:
             WeightEntry(
                 name=name,
                 shape=weight.shape,
-                dtype=_dtype_name(weight.dtype),
+                dtype=dtype_name(weight.dtype),
                 checksum=weight.checksum() if command.checksums else None,
             )
             for name, weight in sorted(self._weights[command.target].items())
@@ -192,10 +192,6 @@ class RankWeights:
         return WeightValues(
             name=command.name,
             shape=weight.shape,
-            dtype=_dtype_name(weight.dtype),
+            dtype=dtype_name(weight.dtype),
             values=tuple(values.double().flatten().tolist()),
         )
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

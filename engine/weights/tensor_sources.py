@@ -28,7 +28,13 @@ from engine.weights.groups import WeightGroups
 from engine.weights.handles import shared_tensors
 from sampling.device.ranks import RankExchange
 
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in TORCH_TYPES.values()}
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """What trainers call a type: that of torch, without its module."""
+    return str(dtype).removeprefix("torch.")
+
+
+DTYPES = {dtype_name(dtype): dtype for dtype in TORCH_TYPES.values()}
 """The types of tensors, by torch's names."""
 
 

@@ -11,7 +11,7 @@ from engine.contracts.named_weights import NamedWeight, WeightUnit
 from engine.contracts.weights import WeightUpdateError
 from engine.weights.names import NameMap, WeightPiece
 from engine.weights.staging import room_on
-from engine.weights.tensor_sources import ReceivedTensor
+from engine.weights.tensor_sources import ReceivedTensor, dtype_name
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class WeightUpdate:
             unit.check_values(weight.own_name, staged.values())
         is_checked = (self._check or is_scale) and weight.dtype.is_floating_point
         if is_checked and not _is_finite(staged.values().to(self._device, unit.dtype)):
-            kind = "" if unit.dtype is None else f" as {str(unit.dtype).removeprefix('torch.')}"
+            kind = "" if unit.dtype is None else f" as {dtype_name(unit.dtype)}"
             words = f"weight {staged.name!r} holds numbers that are not finite{kind}"
             raise WeightUpdateError(words, "not_finite")
         if staged.piece.is_tied:  # the embeddings may come after it
