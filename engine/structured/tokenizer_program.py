@@ -16,8 +16,7 @@ import msgspec
 
 from engine.config import StructuredConfig
 from engine.errors import first_line
-from engine.structured.without_models import leave_models_out
-from engine.structured.without_torch import leave_torch_out
+from engine.structured.without_torch import prepare_for_tokenizers
 
 OK, FAILED = b"ok", b"failed"
 
@@ -25,9 +24,7 @@ OK, FAILED = b"ok", b"failed"
 def main() -> None:
     """Read the configuration, and answer."""
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=StructuredConfig)
-    leave_models_out()
-    if not config.trust_remote_code:  # such code may want torch
-        leave_torch_out()
+    prepare_for_tokenizers(trust_remote_code=config.trust_remote_code)
     try:
         head, text = OK, serialized(config)
     except Exception as error:

@@ -25,8 +25,7 @@ from engine.client import EngineClient
 from engine.config import ConfigError, EngineConfig
 from engine.contracts.info import EngineInfo, ErrorStatement
 from engine.parent import EngineProcess, make_folder
-from engine.structured.without_models import leave_models_out
-from engine.structured.without_torch import leave_torch_out
+from engine.structured.without_torch import prepare_for_tokenizers
 from engine.submission import EngineDeadError
 from server.command.configure import engine_config, server_config
 from server.command.fronts.front import Front, FrontConfig, new_loop
@@ -86,9 +85,7 @@ def serve(settings: Settings) -> int:
     # directory the user happens to be in.
     os.environ["PYTHONSAFEPATH"] = "1"
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    leave_models_out()
-    if not settings.trust_remote_code:  # such code may want torch
-        leave_torch_out()
+    prepare_for_tokenizers(trust_remote_code=settings.trust_remote_code)
     config = engine_config(settings)
     check_models(config, settings.tokenizer)
     with bind(settings) as listener, asyncio.Runner(loop_factory=new_loop) as runner:

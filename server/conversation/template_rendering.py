@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from engine.structured.without_models import leave_models_out
-from engine.structured.without_torch import leave_torch_out
+from engine.structured.without_torch import prepare_for_tokenizers
 from server.conversation.parsing.learning.learn import Formats, formats_of
 from server.errors import bad_request
 
@@ -163,8 +162,7 @@ def learn_formats(rendering: Rendering, ends: Collection[str]) -> Formats:
 
 def make_ready() -> None:
     """Import what rendering takes, in a process for such work: seconds that no call should pay."""
-    leave_models_out()
-    leave_torch_out()
+    prepare_for_tokenizers(trust_remote_code=False)
     render(Rendering("", Conversation([{}])))
 
 

@@ -23,8 +23,7 @@ from engine.config import ConfigError
 from engine.contracts.info import EngineInfo
 from engine.contracts.status import StatusPipe
 from engine.logs import configure_logging
-from engine.structured.without_models import leave_models_out
-from engine.structured.without_torch import leave_torch_out
+from engine.structured.without_torch import prepare_for_tokenizers
 from engine.submission import EngineDeadError
 from server.command.fronts.front import Front, new_loop
 from server.command.fronts.front_lines import (
@@ -136,9 +135,7 @@ def main() -> int:
     if start.http_log_level is not None:
         logging.getLogger("tailrace.http").setLevel(start.http_log_level)
     disable_created_metrics()  # type: ignore[no-untyped-call]
-    leave_models_out()
-    if not start.front.trust_remote_code:  # such code may want torch
-        leave_torch_out()
+    prepare_for_tokenizers(trust_remote_code=start.front.trust_remote_code)
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(_run(start, status))
 
