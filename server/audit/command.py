@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import itertools
 import os
 import sys
@@ -23,7 +24,9 @@ from server.audit.verdict import Finding, Noise, allowed_noise, judge
 from server.command.configure import server_config
 from server.command.parser import add_settings
 from server.command.settings import Settings
+from server.generation.masks import bad_words
 from server.remote import Remote
+from server.text.tokenizer import Tokenizer, load_tokenizer
 
 
 def add_audit(parser: argparse.ArgumentParser) -> None:
@@ -106,16 +109,13 @@ def _served(settings: Settings, config: EngineConfig, remote: Remote | None) -> 
     """What the flags say of the server, as for `tailrace serve`, and what a running one says."""
     from engine.models.expected import eos_token_ids  # imports torch
 
-    def words(bad_words: list[str]) -> tuple[tuple[int, ...], ...]:
-        from server.generation.masks import bad_words as ids_of
-        from server.text.tokenizer import load_tokenizer
-
+    @functools.cache
+    def tokenizer() -> Tokenizer:
         own = config.structured
         assert own is not None, "settings name a tokenizer"
-        tokenizer = load_tokenizer(
+        return load_tokenizer(
             own.tokenizer, revision=own.revision, trust_remote_code=own.trust_remote_code
         )
-        return ids_of(bad_words, tokenizer)
 
     speculation = config.speculation
     keeps_draws, at_rates = None, False
@@ -126,7 +126,7 @@ def _served(settings: Settings, config: EngineConfig, remote: Remote | None) -> 
     return Served(
         config=server_config(settings, config),
         eos_token_ids=eos_token_ids(config.model),
-        words=words,
+        words=lambda words: bad_words(words, tokenizer()),
         keeps_draws=keeps_draws,
         accepts_at_rates=at_rates,
         adapters=frozenset(adapters | (set() if remote is None else adapters_of(remote))),

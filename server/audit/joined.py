@@ -79,14 +79,14 @@ def _listed(value: Any) -> Any:
     """A choice whose packed arrays are lists."""
     if not isinstance(value, dict):
         return value
-    if value.keys() == PACKED and value["dtype"] in ROUNDED:
+    if value.keys() != PACKED:
+        return {key: _listed(own) for key, own in value.items()}
+    if value["dtype"] in ROUNDED:
         return value
-    if value.keys() == PACKED:
-        try:
-            return unpacked(value).tolist()
-        except (LookupError, TypeError, ValueError) as error:
-            raise UnreadableReplyError(f"a packed array is malformed: {error}") from None
-    return {key: _listed(own) for key, own in value.items()}
+    try:
+        return unpacked(value).tolist()
+    except (LookupError, TypeError, ValueError) as error:
+        raise UnreadableReplyError(f"a packed array is malformed: {error}") from None
 
 
 def _extend(choice: Json, part: Json, repeated: str = "prompt_token_ids") -> None:

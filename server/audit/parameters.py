@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sampling.params import SamplingParams
+from server.audit.joined import Json
 from server.config import ServerConfig
 from server.endpoints.chat.schema import ChatRequest
 from server.endpoints.completions.schema import CompletionRequest
@@ -14,7 +15,6 @@ from server.errors import ApiError
 from server.generation.translation import converted_params, given_params
 from server.schema.foreign import validate_adopted
 
-Json = dict[str, Any]
 Body = CompletionRequest | ChatRequest
 
 

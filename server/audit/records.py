@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from msgspec import structs
@@ -49,17 +49,32 @@ def _pair(where: str, number: int, line: bytes, served: Served) -> Iterator[Draw
         raise ConfigError(f"{where}: the reply's choices are no list of objects")
     try:
         typed = read_body(body)
+        request = _Request(typed, sampling_params(typed, served), _prompts(typed))
     except RefusedError as error:
-        yield from (_refused(number, i, str(error)) for i in range(len(choices)))
+        yield from (_refused(number, _index(choice) or 0, str(error)) for choice in choices)
         return
     seen = set[int]()
     for choice in choices:
-        found = _choice(number, typed, reply, choice, served)
+        found = _choice(number, request, reply, choice, served)
         if found.refusal is None and found.index in seen:
             why = f"its reply has two choices with index {found.index}"
             found = structs.replace(found, refusal=why)
         seen.add(found.index)
         yield found
+
+
+class _Request(NamedTuple):
+    """What the choices of a line have in common; `prompts` are those of `_prompts`."""
+
+    body: Body
+    params: SamplingParams
+    prompts: Sequence[list[int] | None]
+
+
+def _index(choice: Json) -> int | None:
+    """A choice's index; None where it is no number."""
+    index = choice.get("index")
+    return index if type(index) is int else None
 
 
 def _refused(number: int, index: int, why: str) -> DrawnChoice:
@@ -74,15 +89,16 @@ def _refused(number: int, index: int, why: str) -> DrawnChoice:
     )
 
 
-def _choice(number: int, body: Body, reply: Json, choice: Json, served: Served) -> DrawnChoice:
-    index = choice.get("index")
-    if type(index) is not int:
-        return _refused(number, 0, f"its index is {index!r}, which is no number")
-    n, prompts = body.n or 1, _prompts(body)
+def _choice(
+    number: int, request: _Request, reply: Json, choice: Json, served: Served
+) -> DrawnChoice:
+    body, params, prompts = request
+    index, n = _index(choice), body.n or 1
+    if index is None:
+        return _refused(number, 0, f"its index is {choice.get('index')!r}, which is no number")
     if not 0 <= index < n * len(prompts):
         return _refused(number, index, f"its index is {index}, of {n * len(prompts)} choices")
     try:
-        params = sampling_params(body, served)
         _check_drafts(reply, choice, params, served)
         output = _output(body, choice, served)
         return DrawnChoice(
