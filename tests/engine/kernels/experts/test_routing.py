@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.experts.groups import BLOCK, group_pairs_torch, group_pairs_triton
+from engine.kernels.experts.groups import FEW_PAIRS, PART, group_pairs_torch, group_pairs_triton
 from engine.kernels.experts.routing import (
     Routing,
     RoutingRules,
@@ -147,7 +147,7 @@ def test_logits_that_are_no_numbers_choose_distinct_experts(device: str) -> None
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("num_tokens", "num_experts", "top_k"),
-    [(1, 4, 2), (9, 60, 4), (BLOCK // 2 + 3, 7, 3), (2 * BLOCK + 3, 5, 4)],
+    [(1, 4, 2), (9, 60, 4), (FEW_PAIRS // 2, 7, 2), (FEW_PAIRS + 3, 5, 1), (18 * PART + 3, 60, 4)],
 )
 def test_groups(num_tokens: int, num_experts: int, top_k: int, device: str) -> None:
     logits = torch.randn(num_tokens, num_experts, device=device)
