@@ -39,12 +39,17 @@ def find(
     ends = tl.load(starts + e + 1, mask=inside, other=0)
     counts = ends - begins
     num_tiles = (tl.maximum(counts - MORE, tl.minimum(counts, 1)) + M - 1) // M
-    up_to = tl.cumsum(num_tiles, 0)
-    expert = tl.sum((up_to <= tile).to(tl.int32), 0)
-    is_it = e == expert
-    before = tl.sum(tl.where(is_it, up_to - num_tiles, 0), 0)
-    begin = tl.sum(tl.where(is_it, begins, 0), 0) + (tile - before) * M
-    return _Found(expert, begin, tl.sum(tl.where(is_it, ends, 0), 0))
+    before = tl.cumsum(num_tiles, 0) - num_tiles
+    is_it = (tile >= before) & (tile < before + num_tiles)
+    # Places of 26 bits and the expert are one number, since at each sum all warps wait.
+    bits: tl.constexpr = 26
+    all_ones: tl.constexpr = (1 << bits) - 1
+    begins += (tile - before) * M
+    known = ((num_experts - e).to(tl.int64) << bits) + begins
+    known = tl.sum(tl.where(is_it, (known << bits) + ends, 0), 0)
+    expert = num_experts - (known >> (2 * bits)).to(tl.int32)
+    begin = ((known >> bits) & all_ones).to(tl.int32)
+    return _Found(expert, begin, (known & all_ones).to(tl.int32))
 
 
 @jit
