@@ -57,7 +57,7 @@ class NormShape(NamedTuple):
 
 WARP_BYTES = 512
 """What a warp loads at once, 16 bytes a lane."""
-WARPS, LOADS = 4, 4
+WARPS, LOADS = 4, 2
 """Of programs where there are many groups: their warps, and each one's loads of x."""
 WIDE, WIDE_GROUPS = 512, 4
 """The widest groups that a warp takes alone, and how many of those that one load does not hold."""
