@@ -20,8 +20,8 @@ RECURRENT = (
     Mutant(
         "chunks-lie-on-the-grid-of-a-packed-batch",
         "engine/kernels/recurrent/recurrence_chunked.py",
-        "            position = chunk * CHUNK + lanes\n",
-        "            position = chunk * CHUNK + lanes - start % CHUNK\n",
+        "before = (begin % CHUNK).to(tl.int32)",
+        "before = ((begin + start) % CHUNK).to(tl.int32)",
         (f"{RECURRENCE}::test_bits_do_not_depend_on_the_rows_beside",),
         interpreted=True,
         seen=("sglang#31833", "sglang#37836"),

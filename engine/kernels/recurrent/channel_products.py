@@ -15,7 +15,7 @@ After the last one they are what the chunk adds to the state's columns.
 
 from __future__ import annotations
 
-from engine.kernels.recurrent.chunk_products import ChunkProducts, chunk_at, inverse
+from engine.kernels.recurrent.chunk_products import ChunkProducts, chunk_at, solve
 from engine.kernels.recurrent.matrices import CHUNK, Rule, TokenInputs
 from engine.kernels.recurrent.token_steps import Sizes, unit
 from engine.memory.state_rows import StateRows
@@ -99,9 +99,8 @@ def _channel_products_kernel(
             inputs, strides, line, token, inside, head, keys, scale, sizes, CHUNK
         )
         beta = tl.load(inputs.beta + token * sizes.heads + head, mask=inside, other=0.0)
-        square = products.squares + of * 2 * CHUNK * CHUNK + lanes[:, None] * CHUNK + lanes[None, :]
-        tl.store(square, inverse(system * beta[:, None], CHUNK) * beta[None, :])
-        tl.store(square + CHUNK * CHUNK, seen)
+        squares = products.squares + of * 2 * CHUNK * CHUNK
+        solve(squares, system * beta[:, None], seen, beta, None, CHUNK)
 
 
 def channel_products(

@@ -4,13 +4,13 @@
 Of a chunk's tokens, with D[i, j] the sum of the decays after token j up to i, norms 1 where the
 rule is not the delta rule:
 
-    P[i, j] = scale exp(D[i, j]) (q[i] · k[j]) / (|q[i]| |k[j]|)            of j ≤ i
+    B[i, j] = scale exp(D[i, j]) (q[i] · k[j]) / (|q[i]| |k[j]|)            of j ≤ i
     A[i, j] = beta[i] exp(D[i, j]) (k[i] · k[j]) / (|k[i]| |k[j]|)          of j < i
-    T = (I + A)⁻¹ diag(beta)
+    T = diag(c) (I + A)⁻¹ diag(beta),  P = B (I + A)⁻¹ diag(beta)
 
 and, to be multiplied with products of the state, a[i] = exp(D[i]) / |k[i]|,
 b[i] = scale exp(D[i]) / |q[i]| and c[i] = exp(D[last, i]) / |k[i]|. The state space has no
-equations to solve, and beta in the columns of P and in c.
+equations to solve, P = B diag(beta), and beta in c.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class ChunkProducts(NamedTuple):
 
     Attributes:
         squares: [N, H, 2, C, C], T and P.
-        lines: [N, H, 4, C], of decays a head: a, b, c, and the exponential of the chunk's decay.
+        lines: [N, H, 4 C], of decays a head: a and b by turns, c of the state space, and the
+            exponential of the chunk's decay, C times.
         decayed: [N, H, 3 C + 1, K], of decays a channel, see `channel_products`.
     """
 
@@ -80,15 +81,32 @@ def chunk_at(rows, num_rows, at, CHUNK: tl.constexpr):  # noqa: N803
 
 
 @jit
-def inverse(system, CHUNK: tl.constexpr):  # noqa: N803
-    """The inverse of I + `system`, strictly lower triangular, by forward substitution."""
-    rows = tl.arange(0, CHUNK)[:, None]
-    solved = tl.where(rows == tl.arange(0, CHUNK)[None, :], 1.0, 0.0)
-    for i in tl.static_range(1, CHUNK):
-        factors = tl.sum(tl.where(rows == i, system, 0.0), 0)
-        change = tl.sum(factors[:, None] * solved, 0)
-        solved -= tl.where(rows == i, change[None, :], 0.0)
-    return solved
+def solve(squares, system, seen, beta, c, CHUNK: tl.constexpr):  # noqa: N803
+    """Write T and P of A, `system` [C, C], and B, `seen`; without c where that is None.
+
+    (I + A)⁻¹ is found row by row: row i is that of I less the rows before it, times what A has of
+    them. A lane has a column of each, so that no numbers of lanes are summed, and reads A from
+    where T will be.
+    """
+    lanes = tl.arange(0, CHUNK)
+    square = squares + lanes[:, None] * CHUNK + lanes[None, :]
+    tl.store(square, system)
+    tl.debug_barrier()
+    rows = ()
+    for i in tl.static_range(CHUNK):
+        row = tl.where(lanes == i, 1.0, 0.0)
+        for before in tl.static_range(i):
+            row -= tl.load(squares + i * CHUNK + before) * rows[before]
+        rows = rows + (row,)  # type: ignore[assignment]  # noqa: RUF005
+    tl.debug_barrier()
+    for i in tl.static_range(CHUNK):
+        tl.store(squares + i * CHUNK + lanes, rows[i] * beta)
+    tl.debug_barrier()
+    solved = tl.load(square)
+    tl.store(square + CHUNK * CHUNK, tl.dot(seen, solved, input_precision="tf32x3"))
+    if c is not None:
+        tl.debug_barrier()
+        tl.store(square, solved * c[:, None])
 
 
 @jit
@@ -162,24 +180,22 @@ def _products_kernel(
         since_begin = tl.exp(tl.cumsum(decay, 0))
         until_end = tl.sum(tl.where(lanes[:, None] == CHUNK - 1, decays, 0.0), 0)
         of = at * sizes.heads + head
-        square = products.squares + of * 2 * CHUNK * CHUNK + lanes[:, None] * CHUNK + lanes[None, :]
-        line = products.lines + of * 4 * CHUNK + lanes
+        squares = products.squares + of * 2 * CHUNK * CHUNK
+        line = products.lines + of * 4 * CHUNK
         seen *= scale * tl.where(lanes[:, None] >= lanes[None, :], decays, 0.0)
         if sizes.delta:
             system *= (beta * k_norm)[:, None] * k_norm[None, :] * decays
-            solved = inverse(tl.where(is_before, system, 0.0), CHUNK) * beta[None, :]
-            tl.store(square, solved)
-            tl.store(line, since_begin * k_norm)
+            system = tl.where(is_before, system, 0.0)
             seen *= q_norm[:, None] * k_norm[None, :]
+            tl.store(line + 2 * lanes, since_begin * k_norm)
             since_begin *= q_norm
-            until_end *= k_norm
+            solve(squares, system, seen, beta, until_end * k_norm, CHUNK)
         else:
-            seen *= beta[None, :]
-            until_end *= beta
-        tl.store(square + CHUNK * CHUNK, seen)
-        tl.store(line + CHUNK, since_begin * scale)
-        tl.store(line + 2 * CHUNK, until_end)
-        tl.store(line + 3 * CHUNK, tl.exp(tl.sum(decay, 0)) + 0.0 * decay)
+            square = squares + CHUNK * CHUNK + lanes[:, None] * CHUNK + lanes[None, :]
+            tl.store(square, seen * beta[None, :])
+            tl.store(line + 2 * CHUNK + lanes, until_end * beta)
+        tl.store(line + 2 * lanes + 1, since_begin * scale)
+        tl.store(line + 3 * CHUNK + lanes, tl.exp(tl.sum(decay, 0)) + 0.0 * decay)
 
 
 def chunk_products(inputs: TokenInputs, rule: Rule, rows: StateRows, sizes: Sizes) -> ChunkProducts:
@@ -188,7 +204,7 @@ def chunk_products(inputs: TokenInputs, rule: Rule, rows: StateRows, sizes: Size
     num_chunks, heads = len(inputs.v) // CHUNK + 2 * num_rows, sizes.heads
     products = ChunkProducts(
         inputs.decay.new_empty(num_chunks, heads, 2, CHUNK, CHUNK),
-        inputs.decay.new_empty(num_chunks, heads, 4, CHUNK),
+        inputs.decay.new_empty(num_chunks, heads, 4 * CHUNK),
         None,
     )
     _products_kernel[(num_chunks, heads)](

@@ -5,22 +5,26 @@ What a chunk's equations hold that needs no state is computed for all chunks at 
 (`chunk_products`). Then a program takes some rows of a head's matrix through the chunks of a row.
 With S₀ the matrix before a chunk and X a chunk's tokens side by side,
 
-    U = (V - (S₀ Kᵀ) ∘ a) Tᵀ            (delta rule; the state space has U = V)
-    O = (S₀ Qᵀ) ∘ b + U Pᵀ
-    S = exp(decay of the chunk) S₀ + (U ∘ c) K
+    R = V - (S₀ Kᵀ) ∘ a,  U = R Tᵀ      (delta rule; the state space has R = V and U = V ∘ c)
+    O = (S₀ Qᵀ) ∘ b + R Pᵀ
+    S = exp(decay of the chunk) S₀ + U K
 
-with T, P, a, b and c of `chunk_products`. Where each channel of a key has its decay, a, b and c are
-in the Q and K that `channel_products` made, one K for the products with S₀ and one for its sum.
-Chunks lie on a grid of the row's own positions, whatever rows are beside it. Products are of
-float32, on tensor cores by products of parts.
+with T, P, a, b and c of `chunk_products`. S₀ and R are each multiplied once: by K and Q, and by T
+and P, whose rows lie by turns. Where each channel of a key has its decay, a, b and c are in the Q
+and K that `channel_products` made, one K for the products with S₀ and one for its sum. Chunks lie
+on a grid of the row's own positions, whatever rows are beside it. Products are of float32, see
+`float32_products`.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 
 from engine.kernels.recurrent.channel_products import channel_products
 from engine.kernels.recurrent.chunk_products import ChunkProducts, chunk_products, first_chunk
+from engine.kernels.recurrent.float32_products import dot, short_dot
 from engine.kernels.recurrent.matrices import CHUNK, Matrices, Rule, TokenInputs
 from engine.kernels.recurrent.token_steps import (
     Sizes,
@@ -44,83 +48,117 @@ VALUES_OF_A_WARP = 16
 
 _NULL = constexpr(NULL_SLOT)
 
-STAGES = constexpr(2)
-"""Chunks whose inputs are in flight."""
+DELTA_STAGES, SPACE_STAGES = constexpr(1), constexpr(2)
+"""Chunks whose inputs are in flight: what a chunk of the delta rule needs fills the registers."""
 
 
 @jit
-def _parts(x):
-    """Three bfloat16 tensors that sum to x, float32, up to its last digit."""
-    high = x.to(tl.bfloat16)
-    rest = x - high.to(tl.float32)
-    middle = rest.to(tl.bfloat16)
-    return high, middle, (rest - middle.to(tl.float32)).to(tl.bfloat16)
+def _apart(x, CHUNK: tl.constexpr):  # noqa: N803
+    """The two [V, C] whose columns x [V, 2 C] has by turns."""
+    return tl.split(tl.reshape(x, (x.shape[0], CHUNK, 2)))
 
 
 @jit
-def _dot_of_parts(a, b):
-    """a b of float32, by the six products of parts that float32 can tell from nothing."""
-    high, middle, low = _parts(a)
-    b_high, b_middle, b_low = _parts(b)
-    product = tl.dot(high, b_low, tl.dot(middle, b_middle, tl.dot(low, b_high)))
-    return tl.dot(high, b_high, tl.dot(high, b_middle, tl.dot(middle, b_high, product)))
+def _load_rows(row_ptr, inside, keys, sizes: tl.constexpr):
+    """A head's q or k [N, K] of tokens' [N], 0 outside. Parts can hold float16's as float32."""
+    mask = inside[:, None]
+    if keys.shape[1] != sizes.k:
+        mask &= keys < sizes.k
+    x = tl.load(row_ptr[:, None] + keys, mask=mask, other=0.0)
+    if x.dtype == tl.float16:
+        x = x.to(tl.float32)
+    return x
 
 
 @jit
-def _dot(a, b, by_channel: tl.constexpr):
-    """a b of float32, as b is or where b is bfloat16.
+def _load_decayed(line, keys, sizes: tl.constexpr, CHUNK: tl.constexpr):  # noqa: N803
+    """A chunk's decayed K and Q by turns [2 C, K], K [C, K] and its decays' exponential [1, K]."""
+    turns, lanes = tl.arange(0, 2 * CHUNK), tl.arange(0, CHUNK)
+    row = (turns + 1) % 2 * CHUNK + turns // 2
+    read = _load_rows(line + row * sizes.k, turns >= 0, keys, sizes)
+    kept = _load_rows(line + (2 * CHUNK + lanes) * sizes.k, lanes >= 0, keys, sizes)
+    return read, kept, tl.load(line + 3 * CHUNK * sizes.k + keys, mask=keys < sizes.k, other=0.0)
 
-    By parts of bfloat16, whose layout as a product's result is the one it needs as a factor; what
-    is small is summed first. Decayed keys by parts too: TF32's need twice the registers.
-    """
-    if by_channel:
-        product = _dot_of_parts(a, b)
-    elif b.dtype == tl.bfloat16:
-        high, middle, low = _parts(a)
-        product = tl.dot(high, b, tl.dot(middle, b, tl.dot(low, b)))
+
+@jit
+def _load_squares(squares, sizes: tl.constexpr, CHUNK: tl.constexpr):  # noqa: N803
+    """The rows of a chunk's T and P by turns [2 C, C]; of the state space P [C, C]."""
+    if sizes.delta:
+        turns = tl.arange(0, 2 * CHUNK)[:, None]
+        row = turns % 2 * CHUNK + turns // 2
     else:
-        product = tl.dot(a, b, input_precision="tf32x3")
-    return product
+        row = CHUNK + tl.arange(0, CHUNK)[:, None]
+    return tl.load(squares + row * CHUNK + tl.arange(0, CHUNK)[None, :])
+
+
+class _Chunk(NamedTuple):
+    """What a chunk is computed from; values within the kernel.
+
+    Attributes:
+        read: K and Q by turns [2 C, K], or Q [C, K]. factors: a and b by turns [1, 2 C], or b.
+        kept: K [C, K]. last: c [1, C], where T does not have it. total: the decay's exponential.
+        squares: T and P by turns [2 C, C], or P [C, C].
+    """
+
+    read: Any
+    factors: Any
+    kept: Any
+    last: Any
+    total: Any
+    squares: Any
 
 
 @jit
-def _load(inputs, strides, token, inside, key_head, keys, sizes: tl.constexpr):
-    """A chunk's q and k [C, K], 0 outside. Parts can hold float16's as float32."""
-    channels = inside[:, None] & (keys < sizes.k)
-    q_ptr = inputs.q + token[:, None] * strides[0] + key_head * sizes.k + keys
-    k_ptr = inputs.k + token[:, None] * strides[1] + key_head * sizes.k + keys
-    q = tl.load(q_ptr, mask=channels, other=0.0)
-    k = tl.load(k_ptr, mask=channels, other=0.0)
-    if k.dtype == tl.float16:
-        q, k = q.to(tl.float32), k.to(tl.float32)
-    return q, k
+def _load_chunk(
+    q_ptr,
+    k_ptr,
+    strides,
+    products,
+    of,
+    at,
+    count,
+    keys,
+    sizes: tl.constexpr,
+    CHUNK: tl.constexpr,  # noqa: N803
+):
+    """Load the chunk whose tokens are from `at` of a row's; q and k begin with the row's head."""
+    lanes, turns = tl.arange(0, CHUNK), tl.arange(0, 2 * CHUNK)
+    squares = _load_squares(products.squares + of * 2 * CHUNK * CHUNK, sizes, CHUNK)
+    factors, last = 1.0, 1.0
+    if sizes.by_channel:
+        line = products.decayed + of * (3 * CHUNK + 1) * sizes.k
+        read, kept, total = _load_decayed(line, keys, sizes, CHUNK)
+    else:
+        line = products.lines + of * 4 * CHUNK
+        total = tl.load(line + 3 * CHUNK)
+        own = at + lanes
+        inside = (own >= 0) & (own < count)
+        kept = _load_rows(k_ptr + own * strides[1], inside, keys, sizes)
+        if sizes.delta:
+            own = at + turns // 2
+            row_ptr = tl.where(turns % 2 == 0, k_ptr + own * strides[1], q_ptr + own * strides[0])
+            read = _load_rows(row_ptr, (own >= 0) & (own < count), keys, sizes)
+            factors = tl.load(line + turns[None, :])
+        else:
+            read = _load_rows(q_ptr + own * strides[0], inside, keys, sizes)
+            factors = tl.load(line + 2 * lanes[None, :] + 1)
+            last = tl.load(line + 2 * CHUNK + lanes[None, :])
+    return _Chunk(read, factors, kept, last, total, squares)
 
 
 @jit
-def _load_squares(products, of, CHUNK: tl.constexpr):  # noqa: N803
-    """A chunk's T and P [C, C]."""
-    lanes = tl.arange(0, CHUNK)
-    square = products.squares + of * 2 * CHUNK * CHUNK + lanes[:, None] * CHUNK + lanes[None, :]
-    return tl.load(square), tl.load(square + CHUNK * CHUNK)
-
-
-@jit
-def _load_lines(products, of, CHUNK: tl.constexpr):  # noqa: N803
-    """A chunk's a, b, c [1, C] and the exponential of its decay."""
-    line = products.lines + of * 4 * CHUNK + tl.arange(0, CHUNK)[None, :]
-    a, b, c = tl.load(line), tl.load(line + CHUNK), tl.load(line + 2 * CHUNK)
-    return a, b, c, tl.load(products.lines + of * 4 * CHUNK + 3 * CHUNK)
-
-
-@jit
-def _load_decayed(products, of, keys, sizes: tl.constexpr, CHUNK: tl.constexpr):  # noqa: N803
-    """A chunk's decayed Q, K, K [C, K] and the exponential of its decays [1, K]."""
-    lanes = tl.arange(0, CHUNK)[:, None]
-    line = products.decayed + of * (3 * CHUNK + 1) * sizes.k + keys
-    q = tl.load(line + lanes * sizes.k, mask=keys < sizes.k, other=0.0)
-    k = tl.load(line + (CHUNK + lanes) * sizes.k, mask=keys < sizes.k, other=0.0)
-    kept = tl.load(line + (2 * CHUNK + lanes) * sizes.k, mask=keys < sizes.k, other=0.0)
-    return q, k, kept, tl.load(line + 3 * CHUNK * sizes.k, mask=keys < sizes.k, other=0.0)
+def _advance(state, chunk, v, sizes: tl.constexpr, CHUNK: tl.constexpr):  # noqa: N803
+    """The matrix after a chunk, and what its tokens read [V, C]."""
+    new = v.to(tl.float32)
+    read = dot(state, tl.trans(chunk.read), sizes.by_channel) * chunk.factors
+    if sizes.delta:
+        known, read = _apart(read, CHUNK)
+        new, seen = _apart(short_dot(new - known, chunk.squares), CHUNK)
+    else:
+        seen = short_dot(new, chunk.squares)
+        new *= chunk.last
+    state = state * chunk.total + dot(new, chunk.kept, sizes.by_channel)
+    return state, read + seen
 
 
 @jit
@@ -144,57 +182,46 @@ def _scan_kernel(
     keys = tl.arange(0, BLOCK_K)[None, :]
     lanes_v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     values = lanes_v[:, None]
-    lanes = tl.arange(0, CHUNK)
+    lanes = tl.arange(0, CHUNK)[None, :]
     key_head = head // (sizes.heads // sizes.key_heads)
     wait_for_last(overlap)
     slot = tl.load(rows.slots + row).to(tl.int64)
     start = tl.load(rows.starts + row).to(tl.int64)
-    finish = tl.load(rows.starts + row + 1) - start
+    count = tl.load(rows.starts + row + 1) - start.to(tl.int32)
     source, since, begin, ends, slots = load_row(rows, row, sizes)
+    out_ptr += (start * sizes.heads + head) * sizes.v
     if slot != _NULL:
         state = load_state(memory, source, begin, head, 0, keys, lanes_v, sizes)
         state = replay(
             state, memory, source, since, begin, ends, slots, head, 0, keys, lanes_v, sizes
         )
-        finish += begin
-        first = begin // CHUNK
-        at = first_chunk(start, row, CHUNK)
-        for chunk in tl.range(first, (finish + CHUNK - 1) // CHUNK, num_stages=STAGES):
-            position = chunk * CHUNK + lanes
-            inside = (position >= begin) & (position < finish)
-            token = start + position - begin
-            of = (at + chunk - first) * sizes.heads + head
-            v_ptr = inputs.v + token[None, :] * strides[2] + head * sizes.v + values
-            v = tl.load(v_ptr, mask=inside[None, :] & (values < sizes.v), other=0.0)
-            if sizes.by_channel:
-                a, b, c = 1.0, 1.0, 1.0
-                q, k, kept, total = _load_decayed(products, of, keys, sizes, CHUNK)
-            else:
-                q, k = _load(inputs, strides, token, inside, key_head, keys, sizes)
-                kept = k
-                a, b, c, total = _load_lines(products, of, CHUNK)
-            solved, seen = _load_squares(products, of, CHUNK)
-            new = v.to(tl.float32)
-            if sizes.delta:
-                new -= _dot(state, tl.trans(k), sizes.by_channel) * a
-                new = _dot_of_parts(new, tl.trans(solved))
-            out = _dot(state, tl.trans(q), sizes.by_channel) * b
-            out += _dot_of_parts(new, tl.trans(seen))
+        q_ptr = inputs.q + start * strides[0] + key_head * sizes.k
+        k_ptr = inputs.k + start * strides[1] + key_head * sizes.k
+        v_ptr = inputs.v + start * strides[2] + head * sizes.v
+        before = (begin % CHUNK).to(tl.int32)
+        first = first_chunk(start, row, CHUNK)
+        stages: tl.constexpr = DELTA_STAGES if sizes.delta else SPACE_STAGES
+        for i in tl.range(0, (before + count + CHUNK - 1) // CHUNK, num_stages=stages):
+            at = i * CHUNK - before
+            token = at + lanes
+            mask = (token >= 0) & (token < count) & (values < sizes.v)
+            v = tl.load(v_ptr + token * strides[2] + values, mask=mask, other=0.0)
+            of = (first + i) * sizes.heads + head
+            chunk = _load_chunk(q_ptr, k_ptr, strides, products, of, at, count, keys, sizes, CHUNK)
+            state, out = _advance(state, chunk, v, sizes, CHUNK)
             if sizes.has_skip:
                 out += tl.load(skip_ptr + head) * v.to(tl.float32)
-            address = out_ptr + (token[None, :] * sizes.heads + head) * sizes.v + values
-            mask = inside[None, :] & (values < sizes.v)
-            tl.store(address, out.to(out_ptr.dtype.element_ty), mask=mask)
-            state = state * total + _dot(new * c, kept, sizes.by_channel)
-            end = tl.minimum((chunk + 1) * CHUNK, finish)
+            to = token * (sizes.heads * sizes.v) + values
+            tl.store(out_ptr + to, out.to(out_ptr.dtype.element_ty), mask=mask)
+            end = begin + tl.minimum(at + CHUNK, count)
             snapshot(state, memory, ends, slots, end, head, 0, keys, lanes_v, sizes)
         store_state(state, memory, slot, head, 0, keys, lanes_v, sizes)
     else:
-        for at in range(0, finish, CHUNK):
-            token = start + at + lanes
-            address = out_ptr + (token[None, :] * sizes.heads + head) * sizes.v + values
-            mask = (token < start + finish)[None, :] & (values < sizes.v)
-            tl.store(address, tl.zeros([BLOCK_V, CHUNK], out_ptr.dtype.element_ty), mask=mask)
+        for at in range(0, count, CHUNK):
+            token = at + lanes
+            to = token * (sizes.heads * sizes.v) + values
+            mask = (token < count) & (values < sizes.v)
+            tl.store(out_ptr + to, tl.zeros([BLOCK_V, CHUNK], out_ptr.dtype.element_ty), mask=mask)
 
 
 def recurrence_chunked(
@@ -212,6 +239,8 @@ def recurrence_chunked(
     if out is None:
         out = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
     assert out.is_contiguous()
+    # Within a row kernels count in 32 bits.
+    assert max(each.stride(0) for each in (*inputs[:3], out)) * len(out) < 1 << 31
     made = channel_products if sizes.by_channel else chunk_products
     _scan(inputs, made(inputs, rule, rows, sizes), memory, rows, skip, out, sizes)
     return out
