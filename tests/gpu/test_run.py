@@ -51,6 +51,16 @@ def test_what_failed_is_named_and_why(folder: Path, capsys: pytest.CaptureFixtur
     assert "test_b FAILED" in capsys.readouterr().out
 
 
+def test_a_process_that_begins_no_test_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "sitecustomize.py").write_text("raise SystemExit(1)\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    outcomes, name = Outcomes(), str(folder / "test_file.py")
+    run_all([Job(name, "0/1", False)], Settings([""], time.monotonic() + 60.0, {}), 1, outcomes)
+    assert outcomes.unfinished == [f"{name}: ended with status 1"]
+
+
 def test_what_the_time_ends_is_named(folder: Path) -> None:
     outcomes, name = Outcomes(), str(folder / "test_other.py")
     settings = Settings([""], time.monotonic() + 15.0, {}, interrupts=True)
