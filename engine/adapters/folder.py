@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,21 +86,34 @@ def read_adapter(
     text = source.config if source.is_given else _config_of(folder)
     config = read_config(folder / CONFIG, text, max_rank)
     path = folder / WEIGHTS[0] if source.is_given else _weights_of(folder)
-    digest = hashlib.blake2b(text, digest_size=16)
-    if source.handles:
-        tensors = _shared(path, open_handles(source.handles))
-        for name, tensor in sorted(tensors.items()):
-            digest.update(name.encode())
-            digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
-    else:
-        data = source.tensors or path.read_bytes()
-        digest.update(data)
-        tensors = _tensors(path, data)
-    halves, of_base = _halves(path, tensors)
-    modules = _modules(path, halves, config)
+    with ThreadPoolExecutor(1) as beside:  # hashing takes as long as all else
+        if source.handles:
+            tensors = _shared(path, open_handles(source.handles))
+            hashed = beside.submit(_digest, text, _pieces(tensors))
+        else:
+            data = source.tensors or path.read_bytes()
+            hashed = beside.submit(_digest, text, [data])
+            tensors = _tensors(path, data)
+        halves, of_base = _halves(path, tensors)
+        modules = _modules(path, halves, config)
     if not modules:
         raise AdapterError(f"{path} has no tensors of an adapter")
-    return AdapterTensors(folder, modules, of_base, config.ties_head, digest.digest())
+    return AdapterTensors(folder, modules, of_base, config.ties_head, hashed.result())
+
+
+def _digest(text: bytes, pieces: Iterable[bytes]) -> bytes:
+    """A hash of a configuration and of tensors."""
+    digest = hashlib.blake2b(text, digest_size=16)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()
+
+
+def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes]:
+    """Names and tensors, in an order that does not depend on who sent them."""
+    for name, tensor in sorted(tensors.items()):
+        yield name.encode()
+        yield tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _shared(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -193,6 +208,14 @@ def _modules(
     return modules
 
 
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all numbers are finite: where one is not, the least or the greatest is not.
+
+    `isfinite` takes fifteen times as long.
+    """
+    return not tensor.numel() or all(math.isfinite(each) for each in torch.aminmax(tensor))
+
+
 def _factors(
     path: Path,
     module: str,
@@ -217,7 +240,7 @@ def _factors(
                 f"{path}: {name} of {module!r} has shape {shape}, and its rank is {rank} by "
                 f"{CONFIG}; save the adapter anew"
             )
-        if not tensor.isfinite().all():
+        if not _is_finite(tensor):
             raise AdapterError(f"{path}: {name} of {module!r} has values that are not finite")
     is_stacked = parameter is not None and (ranks > rank or not parameter.endswith(".weight"))
     return Factors(a, b, scale, halves.is_embedding, is_stacked)
