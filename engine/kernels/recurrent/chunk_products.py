@@ -22,6 +22,7 @@ import torch
 from engine.kernels.recurrent.matrices import CHUNK, Rule, TokenInputs
 from engine.kernels.recurrent.reference import NORM_EPS
 from engine.kernels.recurrent.token_steps import Sizes
+from engine.kernels.recurrent.tuples import appended, value_at
 from engine.memory.state_rows import NULL_SLOT, StateRows
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
@@ -96,11 +97,11 @@ def solve(squares, system, seen, beta, c, CHUNK: tl.constexpr):  # noqa: N803
     for i in tl.static_range(CHUNK):
         row = tl.where(lanes == i, 1.0, 0.0)
         for before in tl.static_range(i):
-            row -= tl.load(squares + i * CHUNK + before) * rows[before]
-        rows = rows + (row,)  # type: ignore[assignment]  # noqa: RUF005
+            row -= tl.load(squares + i * CHUNK + before) * value_at(rows, before)
+        rows = appended(rows, row)
     tl.debug_barrier()
     for i in tl.static_range(CHUNK):
-        tl.store(squares + i * CHUNK + lanes, rows[i] * beta)
+        tl.store(squares + i * CHUNK + lanes, value_at(rows, i) * beta)
     tl.debug_barrier()
     solved = tl.load(square)
     tl.store(square + CHUNK * CHUNK, tl.dot(seen, solved, input_precision="tf32x3"))

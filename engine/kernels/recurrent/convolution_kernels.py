@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from engine.kernels.recurrent.tuples import appended, value_at
 from engine.memory.state_rows import NULL_SLOT
 from sampling.device.overlap import begin_next, wait_for_last
 from sampling.device.triton_support import constexpr, jit, tl
@@ -164,18 +165,6 @@ def _factor(weight_ptr, packed, j: tl.constexpr, channels, inside, dims: tl.cons
 
 
 @jit
-def _appended(values, value):
-    """A tuple with one more value."""
-    return values + (value,)  # noqa: RUF005  (the compiler unpacks none)
-
-
-@jit
-def _at(values, index: tl.constexpr):
-    """A tuple's value."""
-    return values[index]
-
-
-@jit
 def _convolve(
     x,
     gate,
@@ -202,20 +191,20 @@ def _convolve(
     for j in tl.static_range(width):
         of = tokens - (width - 1 - j)
         own_at = (first + of) * dims.stride + channels
-        own = _appended(own, _load_own(x, gate, own_at, real & (of >= 0)))
+        own = appended(own, _load_own(x, gate, own_at, real & (of >= 0)))
     if has_older:
         for j in tl.static_range(width - 1):
             of = tokens - (width - 1 - j)
             kept = _load_kept(ring_ptr, source, begin + of, channels, real & (of < 0), dims)
-            older = _appended(older, kept)
+            older = appended(older, kept)
     total = tl.zeros(real.shape, tl.float32)
     for j in tl.static_range(width):
-        value = _at(own, j)
+        value = value_at(own, j)
         if has_older and j < width - 1:
-            value = tl.where(tokens >= width - 1 - j, value, _at(older, j))
+            value = tl.where(tokens >= width - 1 - j, value, value_at(older, j))
         factor = _factor(weight_ptr, packed, j, channels, inside, dims)
         total += value.to(tl.float32) * factor
-    return total, _at(own, width - 1)
+    return total, value_at(own, width - 1)
 
 
 @jit(do_not_specialize=["num_certain"])
