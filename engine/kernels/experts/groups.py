@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from engine.kernels.experts.tiles import PLACE_BITS
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
 from sampling.device.triton_support import jit, padded_lanes, tl, triton
 
@@ -146,9 +147,9 @@ def _place_kernel(
 
 def group_pairs_triton(ids: torch.Tensor, num_experts: int) -> Groups:
     """Compute `group_pairs` in kernels; ids contiguous."""
-    num_pairs = ids.numel()
     assert ids.is_contiguous()
-    assert num_pairs < 1 << 26  # the bits that `tiles.find` has for a place
+    num_pairs = ids.numel()
+    assert num_pairs < 1 << PLACE_BITS
     order = torch.empty(num_pairs, dtype=torch.int32, device=ids.device)
     starts = torch.empty(num_experts + 1, dtype=torch.int32, device=ids.device)
     if num_pairs <= FEW_PAIRS:

@@ -9,7 +9,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from engine.kernels.experts.gates import join, plus_delta
-from sampling.device.triton_support import jit, tl
+from sampling.device.triton_support import constexpr, jit, tl
+
+PLACE_BITS = 26
+"""Of a place in the order: `find` makes one number of two places and an expert."""
+_BITS, _ALL_ONES = constexpr(PLACE_BITS), constexpr((1 << PLACE_BITS) - 1)
 
 
 class _Found(NamedTuple):
@@ -41,15 +45,13 @@ def find(
     num_tiles = (tl.maximum(counts - MORE, tl.minimum(counts, 1)) + M - 1) // M
     before = tl.cumsum(num_tiles, 0) - num_tiles
     is_it = (tile >= before) & (tile < before + num_tiles)
-    # Places of 26 bits and the expert are one number, since at each sum all warps wait.
-    bits: tl.constexpr = 26
-    all_ones: tl.constexpr = (1 << bits) - 1
+    # Both places and the expert are one number, since at each sum all warps wait.
     begins += (tile - before) * M
-    known = ((num_experts - e).to(tl.int64) << bits) + begins
-    known = tl.sum(tl.where(is_it, (known << bits) + ends, 0), 0)
-    expert = num_experts - (known >> (2 * bits)).to(tl.int32)
-    begin = ((known >> bits) & all_ones).to(tl.int32)
-    return _Found(expert, begin, (known & all_ones).to(tl.int32))
+    known = ((num_experts - e).to(tl.int64) << _BITS) + begins
+    known = tl.sum(tl.where(is_it, (known << _BITS) + ends, 0), 0)
+    expert = num_experts - (known >> (2 * _BITS)).to(tl.int32)
+    begin = ((known >> _BITS) & _ALL_ONES).to(tl.int32)
+    return _Found(expert, begin, (known & _ALL_ONES).to(tl.int32))
 
 
 @jit
