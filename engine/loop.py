@@ -186,7 +186,7 @@ class EngineLoop:
             self._bell.silence()
 
     def _await_step(self) -> None:
-        """Wait for a step behind which nothing is launched, or for what could be.
+        """Wait for a step after which nothing is launched, or for what could be.
 
         Without sleep, as CUDA waits: a nap would last longer than what it is for.
         """
