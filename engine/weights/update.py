@@ -9,6 +9,7 @@ import torch
 
 from engine.contracts.named_weights import NamedWeight, WeightUnit
 from engine.contracts.weights import WeightUpdateError
+from engine.models.weights.finite import is_finite
 from engine.weights.names import NameMap, WeightPiece
 from engine.weights.staging import room_on
 from engine.weights.tensor_sources import ReceivedTensor, dtype_name
@@ -96,7 +97,7 @@ class WeightUpdate:
         if weight.own_name in unit.fixed:
             unit.check_values(weight.own_name, staged.values())
         is_checked = (self._check or is_scale) and weight.dtype.is_floating_point
-        if is_checked and not _is_finite(staged.values().to(self._device, unit.dtype)):
+        if is_checked and not is_finite(staged.values().to(self._device, unit.dtype)):
             kind = "" if unit.dtype is None else f" as {dtype_name(unit.dtype)}"
             words = f"weight {staged.name!r} holds numbers that are not finite{kind}"
             raise WeightUpdateError(words, "not_finite")
@@ -150,8 +151,3 @@ class WeightUpdate:
 def _differing(name: str, other: str) -> WeightUpdateError:
     words = f"weights {name!r} and {other!r} are one in this model, and their numbers differ"
     return WeightUpdateError(words, "bad_source")
-
-
-def _is_finite(values: torch.Tensor) -> bool:
-    wide = values.float() if values.dtype.itemsize == 1 else values
-    return bool(wide.isfinite().all())

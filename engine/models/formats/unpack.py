@@ -28,6 +28,7 @@ from engine.models.formats.fp8_blocks import BlockPart
 from engine.models.formats.int4 import Int4Part
 from engine.models.formats.part import Part
 from engine.models.formats.scheme import Scheme
+from engine.models.weights.finite import is_finite
 from engine.models.weights.stored import StoredTensors
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -75,7 +76,7 @@ class ModuleTensors:
         """Read scales; raises `ModelError` unless all are finite numbers."""
         tensor = self.read(name, *shapes)
         tensor = tensor if tensor.dtype.itemsize > 1 else tensor.float()
-        if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
+        if not tensor.is_floating_point() or not is_finite(tensor):
             raise self.error(name, "holds scales that are not finite numbers")
         return tensor
 
