@@ -6,12 +6,9 @@ import pytest
 import torch
 
 from engine.contracts.control import MemoryPart
-
-if not torch.cuda.is_available():
-    pytest.skip("needs a GPU", allow_module_level=True)
-
 from engine.memory.mapped import MappedMemory
 
+pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda", 0)
 MIB = 1 << 20
 

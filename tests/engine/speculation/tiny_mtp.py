@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,11 @@ def write_with_mtp(
     )
     target = Qwen3_5ForCausalLM._from_config(config, attn_implementation="eager").float().eval()
     head = PlainMtp(target).eval()
+    # Of wider layers so much less that their sums, and with them errors of float32, are no larger.
+    narrow = math.sqrt(SIZES["hidden_size"] / config.hidden_size)
     with torch.no_grad():
         for parameter in (*target.parameters(), *head.parameters()):
-            spread = 0.2 if parameter.dim() > 1 else 0.1
+            spread = 0.2 * narrow if parameter.dim() > 1 else 0.1
             parameter.add_(spread * torch.randn_like(parameter))
     target.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
