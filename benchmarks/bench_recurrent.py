@@ -18,6 +18,7 @@ from benchmarks.bench_attention import COPY_GB_PER_S, DEVICE, LAYERS, layers_us
 from engine.kernels.recurrent.convolution import Convolution, causal_convolution, ring_length
 from engine.kernels.recurrent.matrices import (
     Drafted,
+    HeadWeights,
     Matrices,
     Rule,
     TokenInputs,
@@ -71,9 +72,9 @@ class Layer:
         self.shape, self.rule = shape, Rule(delta, k**-0.5 if delta else 1.0)
         self.mixed = torch.randn(count, shape.channels, dtype=BF16, device=device)
         self.kernel = Convolution(torch.randn(shape.channels, WIDTH, dtype=BF16, device=device))
-        self.decay = -torch.rand(count, heads, device=device)
-        self.beta = torch.rand(count, heads, device=device)
-        self.skip = None if delta else torch.ones(heads, device=device)
+        self.a, self.b = torch.randn(2, count, heads, dtype=BF16, device=device)
+        own = torch.zeros(heads, device=device)
+        self.weights = HeadWeights(own, own, None if delta else own)
         self.ring = torch.zeros(
             slots, ring_length(WIDTH, MAX_DRAFTS), shape.channels, dtype=BF16, device=device
         )
@@ -90,7 +91,7 @@ class Layer:
     def compute(self, rows: StateRows, extent: Extent) -> None:
         """The convolution, then the recurrence."""
         mixed = causal_convolution(self.mixed, self.kernel, self.ring, rows, extent)
-        recurrence(self.inputs(mixed), self.rule, self.memory, rows, extent, self.skip)
+        recurrence(self.inputs(mixed), self.rule, self.weights, self.memory, rows, extent)
 
     def inputs(self, mixed: torch.Tensor) -> TokenInputs:
         """The recurrence's, of what was convolved [T, channels]."""
@@ -101,8 +102,8 @@ class Layer:
             q.view(-1, key_heads, k),
             keys.view(-1, key_heads, k),
             values.view(-1, heads, v),
-            self.decay,
-            self.beta,
+            self.a,
+            self.b,
         )
 
 

@@ -125,10 +125,10 @@ def serial_case(shape: Shape, rows: int, tokens: int, copies: int | None, device
             recurrence_serial(
                 layer.inputs(layer.mixed),
                 layer.rule,
+                layer.weights,
                 layer.memory,
                 table,
                 Extent(tokens, 1),
-                layer.skip,
             )
 
     variants: dict[str, Constants] = {}

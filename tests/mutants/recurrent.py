@@ -31,7 +31,7 @@ RECURRENT = (
         "engine/kernels/recurrent/gates.py",
         "elementwise(torch.sigmoid, b.float())",
         "elementwise(torch.sigmoid, b).float()",
-        (f"{KERNELS}/test_gates.py::test_delta_gates_are_float32_whatever_the_products_are",),
+        (f"{KERNELS}/test_gates.py::test_gates_are_float32_whatever_the_products_are",),
         seen=("sglang#35150",),
     ),
     Mutant(
@@ -87,8 +87,8 @@ RECURRENT = (
     Mutant(
         "kimis-decays-are-those-of-the-first-channel",
         "engine/models/layers/recurrent/channel_delta.py",
-        "delta_gates(a, b,",
-        "delta_gates(a[..., :1].expand_as(a), b,",
+        "*sizes.split(own), a, b)",
+        "*sizes.split(own), a[..., :1].expand_as(a), b)",
         (f"{HYBRIDS}::test_preempted[kimi_linear]",),
     ),
     Mutant(

@@ -16,7 +16,8 @@ After the last one they are what the chunk adds to the state's columns.
 from __future__ import annotations
 
 from engine.kernels.recurrent.chunk_products import ChunkProducts, chunk_at, solve
-from engine.kernels.recurrent.matrices import CHUNK, Rule, TokenInputs
+from engine.kernels.recurrent.gates import gates, load_rate
+from engine.kernels.recurrent.matrices import CHUNK, HeadWeights, Rule, TokenInputs
 from engine.kernels.recurrent.token_steps import Sizes, unit
 from engine.memory.state_rows import StateRows
 from sampling.device.overlap import begin_next, overlap_of, wait_for_last
@@ -31,29 +32,36 @@ def _decayed_products(
     token,
     inside,
     head,
+    rate,
+    bias,
     keys,
-    scale,
+    numbers,
     sizes: tl.constexpr,
     CHUNK: tl.constexpr,  # noqa: N803
 ):
-    """Products of a chunk's q and k with its k before them [C, C], of unit lengths; write what was
-    decayed at `line`."""
+    """Products of a chunk's q and k with its k before them [C, C], of unit lengths, and betas [C];
+    write what was decayed at `line`."""
     lanes = tl.arange(0, CHUNK)
     key_head = head // (sizes.heads // sizes.key_heads)
     kept = tl.zeros([CHUNK, keys.shape[1]], tl.float32)
     since_begin = tl.full([1, keys.shape[1]], 1.0, tl.float32)
     seen = tl.zeros([CHUNK, CHUNK], tl.float32)
     system = tl.zeros([CHUNK, CHUNK], tl.float32)
+    betas = tl.zeros([CHUNK], tl.float32)
     for i in range(CHUNK):
         at = tl.sum(tl.where(lanes == i, token, 0), 0)
         is_inside = tl.sum(tl.where((lanes == i) & inside, 1, 0), 0) > 0
         channels = keys < tl.where(is_inside, sizes.k, 0)
         q_ptr = inputs.q + at * strides[0] + key_head * sizes.k + keys
         k_ptr = inputs.k + at * strides[1] + key_head * sizes.k + keys
-        decay_ptr = inputs.decay + (at * sizes.heads + head) * sizes.k + keys
-        q = unit(tl.load(q_ptr, mask=channels, other=0.0).to(tl.float32), True) * scale
+        a_ptr = inputs.a + at * strides[3] + head * sizes.k + keys
+        b = tl.load(inputs.b + at * strides[4] + head, mask=is_inside, other=0.0)
+        q = unit(tl.load(q_ptr, mask=channels, other=0.0).to(tl.float32), True) * numbers.scale
         k = unit(tl.load(k_ptr, mask=channels, other=0.0).to(tl.float32), True)
-        factor = tl.exp(tl.load(decay_ptr, mask=channels, other=0.0))
+        a = tl.load(a_ptr, mask=channels, other=0.0)
+        decay, beta = gates(a, b, rate, bias, numbers, sizes.delta)
+        betas = tl.where((lanes == i) & is_inside, beta, betas)
+        factor = tl.where(channels, tl.exp(decay), 1.0)
         kept *= factor
         since_begin *= factor
         # Of columns, so that the sums stay where the keys are.
@@ -66,7 +74,7 @@ def _decayed_products(
     at_end = line + (2 * CHUNK + lanes[:, None]) * sizes.k + keys
     tl.store(at_end, kept, mask=keys < sizes.k)
     tl.store(line + 3 * CHUNK * sizes.k + keys, since_begin, mask=keys < sizes.k)
-    return tl.trans(seen), tl.trans(system)
+    return tl.trans(seen), tl.trans(system), betas
 
 
 @jit(do_not_specialize=["num_rows"])
@@ -76,7 +84,8 @@ def _channel_products_kernel(
     products,
     rows,
     num_rows,
-    scale,
+    weights,
+    numbers,
     sizes: tl.constexpr,
     CHUNK: tl.constexpr,  # noqa: N803
     BLOCK_K: tl.constexpr,  # noqa: N803
@@ -87,6 +96,7 @@ def _channel_products_kernel(
     at, head = tl.program_id(0), tl.program_id(1)
     lanes = tl.arange(0, CHUNK)
     keys = tl.arange(0, BLOCK_K)[None, :]
+    rate, bias = load_rate(weights, head, keys, sizes)
     wait_for_last(overlap)
     first, start, begin, finish, is_computed = chunk_at(rows, num_rows, at, CHUNK)
     if is_computed:
@@ -95,16 +105,26 @@ def _channel_products_kernel(
         token = start + position - begin
         of = (at * sizes.heads + head).to(tl.int64)
         line = products.decayed + of * (3 * CHUNK + 1) * sizes.k
-        seen, system = _decayed_products(
-            inputs, strides, line, token, inside, head, keys, scale, sizes, CHUNK
+        seen, system, beta = _decayed_products(
+            inputs,
+            strides,
+            line,
+            token,
+            inside,
+            head,
+            rate,
+            bias,
+            keys,
+            numbers,
+            sizes,
+            CHUNK,
         )
-        beta = tl.load(inputs.beta + token * sizes.heads + head, mask=inside, other=0.0)
         squares = products.squares + of * 2 * CHUNK * CHUNK
         solve(squares, system * beta[:, None], seen, beta, None, CHUNK)
 
 
 def channel_products(
-    inputs: TokenInputs, rule: Rule, rows: StateRows, sizes: Sizes
+    inputs: TokenInputs, rule: Rule, weights: HeadWeights, rows: StateRows, sizes: Sizes
 ) -> ChunkProducts:
     """Compute the products of a call's chunks, in one kernel.
 
@@ -116,17 +136,18 @@ def channel_products(
     num_rows = len(rows.slots)
     num_chunks, heads = len(inputs.v) // CHUNK + 2 * num_rows, sizes.heads
     products = ChunkProducts(
-        inputs.decay.new_empty(num_chunks, heads, 2, CHUNK, CHUNK),
+        weights.a_log.new_empty(num_chunks, heads, 2, CHUNK, CHUNK),
         None,
-        inputs.decay.new_empty(num_chunks, heads, 3 * CHUNK + 1, sizes.k),
+        weights.a_log.new_empty(num_chunks, heads, 3 * CHUNK + 1, sizes.k),
     )
     _channel_products_kernel[(num_chunks, heads)](
         inputs,
-        tuple(each.stride(0) for each in inputs[:3]),
+        tuple(each.stride(0) for each in inputs),
         products,
         rows,
         num_rows,
-        rule.scale,
+        weights,
+        rule.numbers,
         sizes=sizes,
         CHUNK=CHUNK,
         BLOCK_K=max(16, padded_lanes(sizes.k)),

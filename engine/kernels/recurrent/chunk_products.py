@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 import torch
 
-from engine.kernels.recurrent.matrices import CHUNK, Rule, TokenInputs
+from engine.kernels.recurrent.gates import gates, load_rate
+from engine.kernels.recurrent.matrices import CHUNK, HeadWeights, Rule, TokenInputs
 from engine.kernels.recurrent.reference import NORM_EPS
 from engine.kernels.recurrent.token_steps import Sizes
 from engine.kernels.recurrent.tuples import appended, value_at
@@ -153,7 +154,8 @@ def _products_kernel(
     products,
     rows,
     num_rows,
-    scale,
+    weights,
+    numbers,
     sizes: tl.constexpr,
     CHUNK: tl.constexpr,  # noqa: N803
     BLOCK_K: tl.constexpr,  # noqa: N803
@@ -163,6 +165,7 @@ def _products_kernel(
     begin_next(overlap)
     at, head = tl.program_id(0), tl.program_id(1)
     lanes = tl.arange(0, CHUNK)
+    rate, bias = load_rate(weights, head, lanes, sizes)
     wait_for_last(overlap)
     first, start, begin, finish, is_computed = chunk_at(rows, num_rows, at, CHUNK)
     if is_computed:
@@ -172,9 +175,10 @@ def _products_kernel(
         seen, system, q_norm, k_norm = _keys_products(
             inputs, strides, token, inside, head, sizes, CHUNK, BLOCK_K
         )
-        gate = token * sizes.heads + head
-        decay = tl.load(inputs.decay + gate, mask=inside, other=0.0)
-        beta = tl.load(inputs.beta + gate, mask=inside, other=0.0)
+        a = tl.load(inputs.a + token * strides[3] + head, mask=inside, other=0.0)
+        b = tl.load(inputs.b + token * strides[4] + head, mask=inside, other=0.0)
+        decay, beta = gates(a, b, rate, bias, numbers, sizes.delta)
+        decay, beta = tl.where(inside, decay, 0.0), tl.where(inside, beta, 0.0)
         # Summed by segment: a difference of sums loses what is small beside what is large.
         is_before = lanes[:, None] > lanes[None, :]
         decays = tl.exp(tl.cumsum(tl.where(is_before, decay[:, None], 0.0), 0))
@@ -183,7 +187,7 @@ def _products_kernel(
         of = at * sizes.heads + head
         squares = products.squares + of * 2 * CHUNK * CHUNK
         line = products.lines + of * 4 * CHUNK
-        seen *= scale * tl.where(lanes[:, None] >= lanes[None, :], decays, 0.0)
+        seen *= numbers.scale * tl.where(lanes[:, None] >= lanes[None, :], decays, 0.0)
         if sizes.delta:
             system *= (beta * k_norm)[:, None] * k_norm[None, :] * decays
             system = tl.where(is_before, system, 0.0)
@@ -195,26 +199,29 @@ def _products_kernel(
             square = squares + CHUNK * CHUNK + lanes[:, None] * CHUNK + lanes[None, :]
             tl.store(square, seen * beta[None, :])
             tl.store(line + 2 * CHUNK + lanes, until_end * beta)
-        tl.store(line + 2 * lanes + 1, since_begin * scale)
+        tl.store(line + 2 * lanes + 1, since_begin * numbers.scale)
         tl.store(line + 3 * CHUNK + lanes, tl.exp(tl.sum(decay, 0)) + 0.0 * decay)
 
 
-def chunk_products(inputs: TokenInputs, rule: Rule, rows: StateRows, sizes: Sizes) -> ChunkProducts:
+def chunk_products(
+    inputs: TokenInputs, rule: Rule, weights: HeadWeights, rows: StateRows, sizes: Sizes
+) -> ChunkProducts:
     """Compute the products of a call's chunks, in one kernel."""
     num_rows = len(rows.slots)
     num_chunks, heads = len(inputs.v) // CHUNK + 2 * num_rows, sizes.heads
     products = ChunkProducts(
-        inputs.decay.new_empty(num_chunks, heads, 2, CHUNK, CHUNK),
-        inputs.decay.new_empty(num_chunks, heads, 4 * CHUNK),
+        weights.a_log.new_empty(num_chunks, heads, 2, CHUNK, CHUNK),
+        weights.a_log.new_empty(num_chunks, heads, 4 * CHUNK),
         None,
     )
     _products_kernel[(num_chunks, heads)](
         inputs,
-        tuple(each.stride(0) for each in inputs[:3]),
+        tuple(each.stride(0) for each in inputs),
         products,
         rows,
         num_rows,
-        rule.scale,
+        weights,
+        rule.numbers,
         sizes=sizes,
         CHUNK=CHUNK,
         BLOCK_K=max(16, padded_lanes(sizes.k)),

@@ -1,80 +1,63 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """Decays and step sizes of linear recurrences, in float32 whatever their inputs' dtype.
 
-Both are functions of single numbers: decay = -exp(a_log) softplus(a + dt_bias), beta a sigmoid, or
-the softplus itself.
+Both are functions of single numbers, with step = softplus(a + dt_bias):
+
+    decay = -exp(a_log) step, beta = beta_scale sigmoid(b)      (delta rule)
+    decay = -exp(a_log) beta, beta = step within its limits     (state space)
+
+Decays are logarithms. The recurrence's kernels compute them where they need them.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 
 from engine.kernels.invariant.functions import elementwise
-from sampling.device.overlap import begin_next, overlap_of, wait_for_last
-from sampling.device.triton_support import jit, tl, triton
-
-LANES = 256
-"""The numbers that a program computes."""
+from engine.kernels.recurrent.matrices import HeadWeights, Rule
+from sampling.device.triton_support import jit, tl
 
 
-def delta_gates(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_log: torch.Tensor,
-    dt_bias: torch.Tensor,
-    beta_scale: float = 1.0,
+def gates_torch(
+    a: torch.Tensor, b: torch.Tensor, rule: Rule, weights: HeadWeights
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gates of a delta rule: log decay -exp(a_log) softplus(a + dt_bias), and beta.
-
-    Args:
-        a: [T, H] or, by channel, [T, H, K]. b: [T, H]; beta is its sigmoid times `beta_scale`.
-        a_log: float32 [H]. dt_bias: float32, of a token's `a`.
-
-    Returns:
-        float32 of a's shape, at most 0, and float32 [T, H].
-    """
-    if a.is_cuda:
-        return delta_gates_triton(a, b, a_log, dt_bias, beta_scale)
-    return delta_gates_torch(a, b, a_log, dt_bias, beta_scale)
-
-
-def delta_gates_torch(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_log: torch.Tensor,
-    dt_bias: torch.Tensor,
-    beta_scale: float = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    rate = a_log.exp()
+    """Compute decays, float32 of a's shape, and betas, float32 [T, H], of tokens' a and b."""
+    rate = weights.a_log.exp()
     if a.dim() == 3:
         rate = rate[:, None]
-    decay = -rate * elementwise(F.softplus, a.float() + dt_bias)
-    return decay, elementwise(torch.sigmoid, b.float()) * beta_scale
+    step = elementwise(F.softplus, a.float() + weights.dt_bias)
+    if rule.delta:
+        return -rate * step, elementwise(torch.sigmoid, b.float()) * rule.beta_scale
+    step = step.clamp(*rule.step_limits)
+    return -rate * step, step
 
 
-def space_gates(
-    dt: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor, limits: tuple[float, float]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gates of a state space: log decay -exp(a_log) dt, and dt, float32 [T, H].
+@jit
+def load_rate(weights, head, keys, sizes: tl.constexpr):
+    """A head's exp(a_log) and its dt_bias, which by channel is at `keys` [1, K]."""
+    if sizes.by_channel:
+        bias_ptr = weights.dt_bias + head * sizes.k + keys
+        bias = tl.load(bias_ptr, mask=keys < sizes.k, other=0.0)
+    else:
+        bias = tl.load(weights.dt_bias + head)
+    return tl.exp(tl.load(weights.a_log + head)), bias
 
-    dt is softplus(dt + dt_bias) within `limits`.
+
+@jit
+def gates(a, b, rate, bias, numbers, delta: tl.constexpr):
+    """The decays and betas of a head's a and b; `load_rate` loads its rate and bias.
 
     Args:
-        dt: [T, H]. a_log, dt_bias: float32 [H].
+        numbers: `Rule.numbers`.
     """
-    if dt.is_cuda:
-        return space_gates_triton(dt, a_log, dt_bias, limits)
-    return space_gates_torch(dt, a_log, dt_bias, limits)
-
-
-def space_gates_torch(
-    dt: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor, limits: tuple[float, float]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    step = elementwise(F.softplus, dt.float() + dt_bias).clamp(*limits)
-    return -a_log.exp() * step, step
+    step = _softplus(a.to(tl.float32) + bias)
+    if delta:
+        beta = numbers.beta_scale / (1.0 + tl.exp(-b.to(tl.float32)))
+    else:
+        step = tl.minimum(tl.maximum(step, numbers.least_step), numbers.most_step)
+        beta = step
+    return -rate * step, beta
 
 
 @jit
@@ -88,111 +71,3 @@ def _softplus(x):
     q = s * s
     tail = 1 / 3 + q * (1 / 5 + q * (1 / 7 + q * (1 / 9 + q * (1 / 11 + q * (1 / 13)))))
     return tl.maximum(x, 0.0) + 2.0 * (s + s * q * tail)
-
-
-class _Shape(NamedTuple):
-    """What the kernel is compiled for.
-
-    Attributes:
-        width: decays of a token. channels: decays of a head.
-        delta: of a delta rule, else of a state space.
-    """
-
-    width: int
-    channels: int
-    delta: bool
-
-
-@jit(do_not_specialize=["count"])
-def _gates_kernel(
-    a_ptr,
-    b_ptr,
-    a_log_ptr,
-    dt_bias_ptr,
-    decay_ptr,
-    beta_ptr,
-    a_stride,
-    b_stride,
-    count,
-    beta_scale,
-    low,
-    high,
-    shape: tl.constexpr,
-    BLOCK: tl.constexpr,  # noqa: N803
-    overlap: tl.constexpr,
-):
-    """A program computes BLOCK of all tokens' decays, and the betas of those that begin a head."""
-    begin_next(overlap)
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    token, lane = at // shape.width, at % shape.width
-    head = lane // shape.channels
-    rate = tl.exp(tl.load(a_log_ptr + head, mask=inside, other=0.0))
-    bias = tl.load(dt_bias_ptr + lane, mask=inside, other=0.0)
-    wait_for_last(overlap)
-    a = tl.load(a_ptr + token * a_stride + lane, mask=inside, other=0.0)
-    step = _softplus(a.to(tl.float32) + bias)
-    if shape.delta:
-        begins = inside & (lane % shape.channels == 0)
-        b = tl.load(b_ptr + token * b_stride + head, mask=begins, other=0.0).to(tl.float32)
-        beta = beta_scale / (1.0 + tl.exp(-b))
-        tl.store(beta_ptr + token * (shape.width // shape.channels) + head, beta, mask=begins)
-    else:
-        step = tl.minimum(tl.maximum(step, low), high)
-        tl.store(beta_ptr + at, step, mask=inside)
-    tl.store(decay_ptr + at, -rate * step, mask=inside)
-
-
-def delta_gates_triton(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    a_log: torch.Tensor,
-    dt_bias: torch.Tensor,
-    beta_scale: float = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `delta_gates` in a kernel; a token's numbers lie one after another."""
-    channels = a.shape[2] if a.dim() == 3 else 1
-    return _launch(a, b, a_log, dt_bias, beta_scale, (0.0, 0.0), channels)
-
-
-def space_gates_triton(
-    dt: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor, limits: tuple[float, float]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute `space_gates` in a kernel; a token's numbers lie one after another."""
-    return _launch(dt, None, a_log, dt_bias, 1.0, limits, 1)
-
-
-def _launch(
-    a: torch.Tensor,
-    b: torch.Tensor | None,
-    a_log: torch.Tensor,
-    dt_bias: torch.Tensor,
-    beta_scale: float,
-    limits: tuple[float, float],
-    channels: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    num_tokens, heads = a.shape[:2]
-    width = heads * channels
-    assert a[0].is_contiguous()
-    assert dt_bias.is_contiguous()
-    assert b is None or b.stride(1) == 1
-    decay = torch.empty(a.shape, dtype=torch.float32, device=a.device)
-    beta = torch.empty((num_tokens, heads), dtype=torch.float32, device=a.device)
-    _gates_kernel[(triton.cdiv(num_tokens * width, LANES),)](
-        a,
-        b,
-        a_log,
-        dt_bias,
-        decay,
-        beta,
-        a.stride(0),
-        0 if b is None else b.stride(0),
-        num_tokens * width,
-        beta_scale,
-        *limits,
-        shape=_Shape(width, channels, b is not None),
-        BLOCK=LANES,
-        num_warps=4,
-        **overlap_of(a),
-    )
-    return decay, beta

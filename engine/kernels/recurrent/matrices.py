@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 
 CHUNK = 16
 """The positions of a chunk."""
+
+
+class Numbers(NamedTuple):
+    """What a kernel is told of a rule as it runs."""
+
+    scale: float
+    beta_scale: float
+    least_step: float
+    most_step: float
 
 
 class Rule(NamedTuple):
@@ -18,28 +28,50 @@ class Rule(NamedTuple):
         scale: multiplies what is read.
         by_token: prefilled rows are computed token by token too, so that a token's bits do not
             depend on whether it was prefilled or decoded.
+        beta_scale: of the delta rule; 2 lets a step turn a state's sign around.
+        step_limits: of the state space's step sizes.
     """
 
     delta: bool
     scale: float
     by_token: bool = False
+    beta_scale: float = 1.0
+    step_limits: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def numbers(self) -> Numbers:
+        """Those of a kernel."""
+        return Numbers(self.scale, self.beta_scale, *self.step_limits)
+
+
+class HeadWeights(NamedTuple):
+    """What a layer has learned of its heads, float32.
+
+    Attributes:
+        a_log: [H]. dt_bias: [H], or [H, K] where each channel of k has its decay; see `gates`.
+        skip: [H], the state space's factor of v itself; None of a delta rule.
+    """
+
+    a_log: torch.Tensor
+    dt_bias: torch.Tensor
+    skip: torch.Tensor | None = None
 
 
 class TokenInputs(NamedTuple):
-    """The inputs of T tokens; the last dimensions have unit stride.
+    """The inputs of T tokens; all but the first dimension lie one after another.
 
     Attributes:
         q, k: [T, Hk, K]; a key head serves H / Hk heads one after another.
         v: [T, H, V].
-        decay: float32 [T, H] or [T, H, K], contiguous; logarithms, at most 0.
-        beta: float32 [T, H], contiguous.
+        a: [T, H] or, of a decay a channel, [T, H, K]: what decays follow from, see `gates`.
+        b: [T, H]: what step sizes follow from; of the state space a itself.
     """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
-    decay: torch.Tensor
-    beta: torch.Tensor
+    a: torch.Tensor
+    b: torch.Tensor
 
 
 class Drafted(NamedTuple):
@@ -50,7 +82,8 @@ class Drafted(NamedTuple):
 
     Attributes:
         k: [num_slots, D, Hk, K]. v: [num_slots, D, H, V].
-        decay: float32 [num_slots, D, H] or [num_slots, D, H, K]. beta: float32 [num_slots, D, H].
+        decay: float32 [num_slots, D, H] or [num_slots, D, H, K], a logarithm, at most 0.
+        beta: float32 [num_slots, D, H].
     """
 
     k: torch.Tensor

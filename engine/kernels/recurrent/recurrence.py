@@ -9,7 +9,8 @@ Of every head, a matrix S [V, K] in float32:
 
 Mamba 2 is the second: v is x, k is B, q is C, beta is dt, decay is dt A and skip is D. The delta
 rule has queries and keys of unit length. Decays are logarithms, one a head or, for Kimi's delta
-rule, one a channel of k. Whatever the inputs' dtype, all of it is float32.
+rule, one a channel of k; they and betas are `gates` of what a token brings. Whatever the inputs'
+dtype, all of it is float32.
 
 Prefilled rows are computed in chunks of `CHUNK` positions, on a grid of positions: cut there, a
 row's numbers are the same bits. Rows that decode are computed token by token, and so is all where
@@ -25,54 +26,75 @@ would lose the digits of small decays beside large ones.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from engine.kernels.recurrent.matrices import CHUNK, Drafted, Matrices, Rule, TokenInputs
+from engine.kernels.recurrent.gates import gates_torch
+from engine.kernels.recurrent.matrices import (
+    CHUNK,
+    Drafted,
+    HeadWeights,
+    Matrices,
+    Rule,
+    TokenInputs,
+)
 from engine.kernels.recurrent.recurrence_chunked import recurrence_chunked
 from engine.kernels.recurrent.recurrence_serial import recurrence_serial
 from engine.kernels.recurrent.reference import NORM_EPS
 from engine.memory.state_rows import NULL_SLOT, Extent, StateRows, entered
 
 
+class _Tokens(NamedTuple):
+    """Inputs of tokens whose decays and betas are known, as `Drafted` has them."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    decay: torch.Tensor
+    beta: torch.Tensor
+
+
 def recurrence(
     inputs: TokenInputs,
     rule: Rule,
+    weights: HeadWeights,
     memory: Matrices,
     rows: StateRows,
     extent: Extent,
-    skip: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute the recurrence of a call's rows → [T, H, V] in v's dtype; enter it into `memory`.
 
     Args:
-        skip: float32 [H], the state space's factor of v itself.
         out: is written where rows have tokens, zeros of rows without a slot; None makes one.
     """
     if not inputs.v.is_cuda:
-        return recurrence_torch(inputs, rule, memory, rows, extent, skip, out)
+        return recurrence_torch(inputs, rule, weights, memory, rows, extent, out)
     if rule.by_token or extent.num_certain is not None:
-        return recurrence_serial(inputs, rule, memory, rows, extent, skip, out)
-    return recurrence_chunked(inputs, rule, memory, rows, extent, skip, out)
+        return recurrence_serial(inputs, rule, weights, memory, rows, extent, out)
+    return recurrence_chunked(inputs, rule, weights, memory, rows, extent, out)
 
 
 def recurrence_torch(
     inputs: TokenInputs,
     rule: Rule,
+    weights: HeadWeights,
     memory: Matrices,
     rows: StateRows,
     extent: Extent,
-    skip: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     out = torch.empty_like(inputs.v) if out is None else out
+    decay, beta = gates_torch(inputs.a, inputs.b, rule, weights)
+    gated = _Tokens(*inputs[:3], decay, beta)
     starts, ends = rows.starts.tolist(), entered(rows, extent).tolist()
     for row, slot in enumerate(rows.slots.tolist()):
         tokens = slice(starts[row], starts[row + 1])
         if slot == NULL_SLOT:
             out[tokens] = 0.0
             continue
-        own = TokenInputs(*(each[tokens] for each in inputs))
+        own = _Tokens(*(each[tokens] for each in gated))
         begin, source = int(rows.begins[row]), int(rows.sources[row])
         matrix = memory.matrix
         state = matrix[source].clone() if begin else torch.zeros_like(matrix[slot])
@@ -86,9 +108,9 @@ def recurrence_torch(
         while position < begin + len(own.v):
             end = min(_chunk_end(position, rule, extent), begin + len(own.v))
             span = slice(position - begin, end - begin)
-            read, state = chunk_torch(TokenInputs(*(each[span] for each in own)), rule, state)
-            if skip is not None:
-                read += skip[:, None] * own.v[span].float()
+            read, state = chunk_torch(_Tokens(*(each[span] for each in own)), rule, state)
+            if weights.skip is not None:
+                read += weights.skip[:, None] * own.v[span].float()
             out[tokens][span] = read.to(out.dtype)
             if end <= ends[row]:
                 _store(matrix, state, slot)
@@ -109,13 +131,13 @@ def _chunk_end(position: int, rule: Rule, extent: Extent) -> int:
     return position + 1 if by_token else (position // CHUNK + 1) * CHUNK
 
 
-def _drafted(drafted: Drafted, slot: int, position: int) -> TokenInputs:
+def _drafted(drafted: Drafted, slot: int, position: int) -> _Tokens:
     """The inputs of a draft that was accepted, as one token's."""
     k, v, decay, beta = (each[slot, position % each.shape[1]][None] for each in drafted)
-    return TokenInputs(k, k, v, decay, beta)
+    return _Tokens(k, k, v, decay, beta)
 
 
-def _keep(drafted: Drafted, slot: int, own: TokenInputs, begin: int, end: int) -> None:
+def _keep(drafted: Drafted, slot: int, own: _Tokens, begin: int, end: int) -> None:
     """Keep the inputs of a row's tokens from position `end` on, which may be refused."""
     positions = torch.arange(end, begin + len(own.v))
     for ring, tokens in zip(drafted, own[1:], strict=True):
@@ -123,7 +145,7 @@ def _keep(drafted: Drafted, slot: int, own: TokenInputs, begin: int, end: int) -
 
 
 def chunk_torch(
-    tokens: TokenInputs, rule: Rule, state: torch.Tensor
+    tokens: _Tokens, rule: Rule, state: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Take the state [H, V, K] over n tokens; what they read, float32 [n, H, V], and the state."""
     num_tokens, heads = tokens.v.shape[:2]

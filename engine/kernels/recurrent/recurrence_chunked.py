@@ -25,7 +25,7 @@ import torch
 from engine.kernels.recurrent.channel_products import channel_products
 from engine.kernels.recurrent.chunk_products import ChunkProducts, chunk_products, first_chunk
 from engine.kernels.recurrent.float32_products import dot, short_dot
-from engine.kernels.recurrent.matrices import CHUNK, Matrices, Rule, TokenInputs
+from engine.kernels.recurrent.matrices import CHUNK, HeadWeights, Matrices, Rule, TokenInputs
 from engine.kernels.recurrent.token_steps import (
     Sizes,
     load_row,
@@ -168,7 +168,7 @@ def _scan_kernel(
     products,
     memory,
     rows,
-    skip_ptr,
+    weights,
     out_ptr,
     sizes: tl.constexpr,
     CHUNK: tl.constexpr,  # noqa: N803
@@ -210,7 +210,7 @@ def _scan_kernel(
             chunk = _load_chunk(q_ptr, k_ptr, strides, products, of, at, count, keys, sizes, CHUNK)
             state, out = _advance(state, chunk, v, sizes, CHUNK)
             if sizes.has_skip:
-                out += tl.load(skip_ptr + head) * v.to(tl.float32)
+                out += tl.load(weights.skip + head) * v.to(tl.float32)
             to = token * (sizes.heads * sizes.v) + values
             tl.store(out_ptr + to, out.to(out_ptr.dtype.element_ty), mask=mask)
             end = begin + tl.minimum(at + CHUNK, count)
@@ -227,31 +227,30 @@ def _scan_kernel(
 def recurrence_chunked(
     inputs: TokenInputs,
     rule: Rule,
+    weights: HeadWeights,
     memory: Matrices,
     rows: StateRows,
     extent: Extent,
-    skip: torch.Tensor | None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute `recurrence` of rows whose tokens are all kept, in two kernels."""
     assert extent.num_certain is None
-    sizes = sizes_of(inputs, rule, memory, rows.snapshot_ends.shape[1], skip is not None)
+    sizes = sizes_of(inputs, rule, weights, memory, rows.snapshot_ends.shape[1])
     if out is None:
         out = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
     assert out.is_contiguous()
-    # Within a row kernels count in 32 bits.
-    assert max(each.stride(0) for each in (*inputs[:3], out)) * len(out) < 1 << 31
     made = channel_products if sizes.by_channel else chunk_products
-    _scan(inputs, made(inputs, rule, rows, sizes), memory, rows, skip, out, sizes)
+    products = made(inputs, rule, weights, rows, sizes)
+    _scan(inputs, products, weights, memory, rows, out, sizes)
     return out
 
 
 def _scan(
     inputs: TokenInputs,
     products: ChunkProducts,
+    weights: HeadWeights,
     memory: Matrices,
     rows: StateRows,
-    skip: torch.Tensor | None,
     out: torch.Tensor,
     sizes: Sizes,
 ) -> None:
@@ -262,7 +261,7 @@ def _scan(
         products,
         memory,
         rows,
-        skip,
+        weights,
         out,
         sizes=sizes,
         CHUNK=CHUNK,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from engine.kernels.recurrent.matrices import Matrices, Rule, TokenInputs
+from engine.kernels.recurrent.gates import gates, load_rate
+from engine.kernels.recurrent.matrices import HeadWeights, Matrices, Rule, TokenInputs
 from engine.kernels.recurrent.token_steps import (
     advance,
     load_row,
@@ -50,13 +51,12 @@ def num_blocks(pairs: int, v: int) -> int:
 
 @jit
 def _load_inputs(inputs, strides, token, end, head, first, keys, values, sizes: tl.constexpr):
-    """A head's k, v, decay, beta and q of a token, as they are stored; zeros from `end` on."""
-    decays: tl.constexpr = sizes.heads * (sizes.k if sizes.by_channel else 1)
-    k, v, decay, beta = load_token(
+    """A head's k, v, a, b and q of a token, as they are stored; zeros from `end` on."""
+    k, v, a, b = load_token(
         inputs.k + token * strides[1],
         inputs.v + token * strides[2],
-        inputs.decay + token * decays,
-        inputs.beta + token * sizes.heads,
+        inputs.a + token * strides[3],
+        inputs.b + token * strides[4],
         token < end,
         head,
         first,
@@ -67,7 +67,7 @@ def _load_inputs(inputs, strides, token, end, head, first, keys, values, sizes: 
     key_head = head // (sizes.heads // sizes.key_heads)
     q_ptr = inputs.q + token * strides[0] + key_head * sizes.k + keys
     q = tl.load(q_ptr, mask=keys < tl.where(token < end, sizes.k, 0), other=0.0)
-    return k, v, decay, beta, q
+    return k, v, a, b, q
 
 
 @jit
@@ -97,9 +97,9 @@ def _take_block(
     inputs,
     strides,
     memory,
-    skip_ptr,
+    weights,
     out_ptr,
-    scale,
+    numbers,
     slot,
     start,
     end,
@@ -118,20 +118,20 @@ def _take_block(
     """
     source, since, begin, ends, slots = kept
     state = load_state(memory, source, begin, head, first, keys, values, sizes)
-    k, v, decay, beta, q = _load_inputs(
-        inputs, strides, start, end, head, first, keys, values, sizes
-    )
+    k, v, a, b, q = _load_inputs(inputs, strides, start, end, head, first, keys, values, sizes)
     state = replay(
         state, memory, source, since, begin, ends, slots, head, first, keys, values, sizes
     )
+    rate, bias = load_rate(weights, head, keys, sizes)
+    decay, beta = gates(a, b, rate, bias, numbers, sizes.delta)
     certain_end = tl.minimum(start + num_certain, end)
     for token in range(start, end):
         state = advance(state, k, v, decay, beta, sizes.delta)
         if token + 1 == certain_end:
             store_state(state, memory, slot, head, first, keys, values, sizes)
-        out = tl.sum(state * unit(q.to(tl.float32), sizes.delta), 1) * scale
+        out = tl.sum(state * unit(q.to(tl.float32), sizes.delta), 1) * numbers.scale
         if sizes.has_skip:
-            out += tl.load(skip_ptr + head) * v.to(tl.float32)
+            out += tl.load(weights.skip + head) * v.to(tl.float32)
         to_ptr = out_ptr + ((token * sizes.heads + head) * sizes.v + first)
         tl.store(to_ptr + values, out.to(out_ptr.dtype.element_ty), mask=values < sizes.v - first)
         at = begin + token - start
@@ -139,9 +139,10 @@ def _take_block(
             snapshot(state, memory, ends, slots, at + 1, head, first, keys, values, sizes)
         else:
             _keep(memory, k, v, decay, beta, slot, at, head, first, keys, values, sizes)
-        k, v, decay, beta, q = _load_inputs(
+        k, v, a, b, q = _load_inputs(
             inputs, strides, token + 1, end, head, first, keys, values, sizes
         )
+        decay, beta = gates(a, b, rate, bias, numbers, sizes.delta)
 
 
 @jit(do_not_specialize=["num_certain", "num_blocks"])
@@ -150,9 +151,9 @@ def _serial_kernel(
     strides,
     memory,
     rows,
-    skip_ptr,
+    weights,
     out_ptr,
-    scale,
+    numbers,
     num_certain,
     num_blocks,
     sizes: tl.constexpr,
@@ -169,8 +170,8 @@ def _serial_kernel(
     keys, values = tl.arange(0, BLOCK_K)[None, :], tl.arange(0, BLOCK_V)
     wait_for_last(overlap)
     slot = tl.load(rows.slots + row).to(tl.int64)
-    start = tl.load(rows.starts + row).to(tl.int64)
-    end = tl.load(rows.starts + row + 1).to(tl.int64)
+    start = tl.load(rows.starts + row)
+    end = tl.load(rows.starts + row + 1)
     kept = load_row(rows, row, sizes)
     begin = tl.program_id(2) * num_blocks * BLOCK_V
     for first in range(begin, tl.minimum(begin + num_blocks * BLOCK_V, sizes.v), BLOCK_V):
@@ -183,9 +184,9 @@ def _serial_kernel(
                 inputs,
                 strides,
                 memory,
-                skip_ptr,
+                weights,
                 out_ptr,
-                scale,
+                numbers,
                 slot,
                 start,
                 end,
@@ -202,14 +203,14 @@ def _serial_kernel(
 def recurrence_serial(
     inputs: TokenInputs,
     rule: Rule,
+    weights: HeadWeights,
     memory: Matrices,
     rows: StateRows,
     extent: Extent,
-    skip: torch.Tensor | None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute `recurrence` token by token, in one kernel."""
-    sizes = sizes_of(inputs, rule, memory, rows.snapshot_ends.shape[1], skip is not None)
+    sizes = sizes_of(inputs, rule, weights, memory, rows.snapshot_ends.shape[1])
     if out is None:
         out = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
     assert out.is_contiguous()
@@ -217,12 +218,12 @@ def recurrence_serial(
     blocks = num_blocks(num_rows * sizes.heads, sizes.v)
     _serial_kernel[(num_rows, sizes.heads, triton.cdiv(sizes.v, VALUES * blocks))](
         inputs,
-        tuple(each.stride(0) for each in inputs[:3]),
+        tuple(each.stride(0) for each in inputs),
         memory,
         rows,
-        skip,
+        weights,
         out,
-        rule.scale,
+        rule.numbers,
         extent.max_len if extent.num_certain is None else extent.num_certain,
         blocks,
         sizes=sizes,

@@ -28,6 +28,31 @@ def causal_convolution(
     return out if bias is None else out + bias.double()
 
 
+def delta_gates(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    a_log: torch.Tensor,
+    dt_bias: torch.Tensor,
+    beta_scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log decays -exp(a_log) softplus(a + dt_bias) and betas beta_scale sigmoid(b), float64.
+
+    Args:
+        a: [T, H] or [T, H, K], as dt_bias without T. b: [T, H]. a_log: [H].
+    """
+    rate = a_log.double().exp()
+    if a.dim() == 3:
+        rate = rate[:, None]
+    return -rate * F.softplus(a.double() + dt_bias.double()), beta_scale * b.double().sigmoid()
+
+
+def space_steps(
+    dt: torch.Tensor, dt_bias: torch.Tensor, limits: tuple[float, float]
+) -> torch.Tensor:
+    """Step sizes softplus(dt + dt_bias) within limits, float64 [T, H]."""
+    return F.softplus(dt.double() + dt_bias.double()).clamp(*limits)
+
+
 def gated_delta_rule(
     q: torch.Tensor,
     k: torch.Tensor,

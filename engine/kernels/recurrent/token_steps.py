@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine.kernels.recurrent.matrices import Matrices, Rule, TokenInputs
+from engine.kernels.recurrent.matrices import HeadWeights, Matrices, Rule, TokenInputs
 from engine.kernels.recurrent.reference import NORM_EPS
 from engine.memory.state_rows import NULL_SLOT
 from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
@@ -37,21 +37,22 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(
-    inputs: TokenInputs, rule: Rule, memory: Matrices, snapshots: int, has_skip: bool
+    inputs: TokenInputs, rule: Rule, weights: HeadWeights, memory: Matrices, snapshots: int
 ) -> Sizes:
     """The sizes of a call, whose layouts are checked."""
     heads, v = inputs.v.shape[1:]
     key_heads, k = inputs.k.shape[1:]
-    for each in (inputs.q, inputs.k, inputs.v):
-        assert each.stride(2) == 1
-        assert each.stride(1) == each.shape[2]
-    for each in (inputs.decay, inputs.beta, memory.matrix, *memory.drafted):
-        assert each.is_contiguous()
+    assert all(each[0].is_contiguous() for each in inputs if len(each))
+    # Of a call's tokens kernels count in 32 bits.
+    assert max(each.stride(0) for each in inputs) * len(inputs.v) < 1 << 31
+    for each in (*weights, memory.matrix, *memory.drafted):
+        assert each is None or each.is_contiguous()
     assert memory.matrix.shape[1:] == (heads, v, k)
+    assert weights.dt_bias.shape == inputs.a.shape[1:]
     return Sizes(
         *(heads, key_heads, k, v, memory.drafted.k.shape[1]),
         *(snapshots, padded_lanes(snapshots)),
-        *(rule.delta, inputs.decay.dim() == 3, has_skip),
+        *(rule.delta, inputs.a.dim() == 3, weights.skip is not None),
     )
 
 
@@ -77,7 +78,8 @@ def advance(state, k, v, decay, beta, delta: tl.constexpr):
 def load_token(
     k_ptr, v_ptr, decay_ptr, beta_ptr, is_there, head, first, keys, values, sizes: tl.constexpr
 ):
-    """A head's k, v, decay and beta as they are stored, zeros if the token is not there.
+    """A head's k, v, decay and beta as they are stored, zeros if the token is not there; or its a
+    and b, which lie as decays and betas do.
 
     k and decays by channel are [1, K], at `keys` [1, K], and v is [V], at `values` [V], which
     count from the head's row `first`: what is added to an address is then a constant. The pointers

@@ -11,8 +11,7 @@ import torch
 from engine.kernels.linear import Linear
 from engine.kernels.recurrent.convolution import Convolution
 from engine.kernels.recurrent.gated_norm import GatedNorm
-from engine.kernels.recurrent.gates import delta_gates
-from engine.kernels.recurrent.matrices import Rule, TokenInputs
+from engine.kernels.recurrent.matrices import HeadWeights, Rule, TokenInputs
 from engine.memory.states import StateSpec
 from engine.models.formats.part import Normed
 from engine.models.formats.projections import Projection
@@ -73,8 +72,12 @@ class ChannelDelta(SublayerSpec):
             read_convolution(reader, convolved, [lanes] * 3, self.conv_width),
             Rule(True, self.head_dim**-0.5, by_token=reader.modules.invariant),
             decays,
-            self._read_rates(reader, name, heads),
-            reader.tensor(f"{name}.dt_bias", lanes, dtype=torch.float32).view(-1, self.head_dim),
+            HeadWeights(
+                self._read_rates(reader, name, heads),
+                reader.tensor(f"{name}.dt_bias", lanes, dtype=torch.float32).view(
+                    -1, self.head_dim
+                ),
+            ),
             gate,
             GatedNorm(norm, self.eps, sigmoid=True),
             reader.linear([Projection(f"{name}.o_proj", (undivided(self.hidden_size),))], lanes),
@@ -127,8 +130,7 @@ class LoadedChannelDelta(NamedTuple):
     convolution: Convolution
     rule: Rule
     decays: Linear
-    a_log: torch.Tensor
-    dt_bias: torch.Tensor
+    weights: HeadWeights
     gate: Linear
     norm: GatedNorm
     o: Linear
@@ -139,9 +141,8 @@ class LoadedChannelDelta(NamedTuple):
         mixed, f, g, b = torch.split(columns, sizes.widths, dim=1)
         by_head = (len(columns), sizes.heads, sizes.lanes)
         a = self.decays(f.contiguous()).view(by_head)
-        decay, beta = delta_gates(a, b, self.a_log, self.dt_bias)
         own = memory.convolve(mixed, self.convolution)
-        tokens = TokenInputs(*sizes.split(own), decay, beta)
-        read = memory.recur(tokens, self.rule)
+        tokens = TokenInputs(*sizes.split(own), a, b)
+        read = memory.recur(tokens, self.rule, self.weights)
         gate = self.gate(g.contiguous()).view(by_head)
         return self.o(self.norm(read, gate)), residual

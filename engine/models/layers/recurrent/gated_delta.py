@@ -11,8 +11,7 @@ import torch
 from engine.kernels.linear import Linear
 from engine.kernels.recurrent.convolution import Convolution
 from engine.kernels.recurrent.gated_norm import GatedNorm
-from engine.kernels.recurrent.gates import delta_gates
-from engine.kernels.recurrent.matrices import Rule, TokenInputs
+from engine.kernels.recurrent.matrices import HeadWeights, Rule, TokenInputs
 from engine.memory.states import StateSpec
 from engine.models.formats.part import Normed
 from engine.models.formats.projections import Projection
@@ -40,7 +39,7 @@ class GatedDelta(SublayerSpec):
         is_grouped: a product's outputs lie key head by key head, each with all of its parts.
         convolutions: names of those of q, k and v, or of the only one.
         norm_name, eps: of the gated norm.
-        beta_scale: 2 lets a step turn a state's sign around.
+        beta_scale: of `Rule`.
     """
 
     hidden_size: int
@@ -63,7 +62,7 @@ class GatedDelta(SublayerSpec):
     rule: Rule = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rule", Rule(delta=True, scale=self.key_dim**-0.5))
+        object.__setattr__(self, "rule", Rule(True, self.key_dim**-0.5, beta_scale=self.beta_scale))
 
     @property
     def divisions(self) -> Iterable[Division]:
@@ -85,9 +84,10 @@ class GatedDelta(SublayerSpec):
                 self.conv_width,
             ),
             self.rule._replace(by_token=reader.modules.invariant),
-            reader.tensor(f"{name}.A_log", heads, dtype=torch.float32),
-            reader.tensor(f"{name}.dt_bias", heads, dtype=torch.float32),
-            self.beta_scale,
+            HeadWeights(
+                reader.tensor(f"{name}.A_log", heads, dtype=torch.float32),
+                reader.tensor(f"{name}.dt_bias", heads, dtype=torch.float32),
+            ),
             GatedNorm(
                 reader.tensor(f"{name}.{self.norm_name}.weight", undivided(self.value_dim)),
                 self.eps,
@@ -167,9 +167,7 @@ class LoadedGatedDelta(NamedTuple):
     sizes: DeltaSizes
     convolution: Convolution
     rule: Rule
-    a_log: torch.Tensor
-    dt_bias: torch.Tensor
-    beta_scale: float
+    weights: HeadWeights
     norm: GatedNorm
     o: Linear
 
@@ -178,8 +176,7 @@ class LoadedGatedDelta(NamedTuple):
         sizes, memory = self.sizes, RowMemory.of(inputs, self.place)
         widths = [sizes.convolved, sizes.heads * sizes.value, sizes.heads, sizes.heads]
         mixed, z, b, a = torch.split(columns, widths, dim=1)
-        decay, beta = delta_gates(a, b, self.a_log, self.dt_bias, self.beta_scale)
         own = memory.convolve(mixed, self.convolution)
-        tokens = TokenInputs(*sizes.split(own), decay, beta)
-        read = memory.recur(tokens, self.rule)
+        tokens = TokenInputs(*sizes.split(own), a, b)
+        read = memory.recur(tokens, self.rule, self.weights)
         return self.o(self.norm(read, z.view(len(z), sizes.heads, sizes.value))), residual

@@ -16,6 +16,7 @@ from engine.kernels.recurrent.convolution import (
 from engine.kernels.recurrent.matrices import (
     CHUNK,
     Drafted,
+    HeadWeights,
     Matrices,
     Rule,
     TokenInputs,
@@ -57,14 +58,12 @@ class RowMemory(NamedTuple):
             causal_convolution(x, kernel, self.ring, part.rows, part.extent, gates, out)
         return out
 
-    def recur(
-        self, tokens: TokenInputs, rule: Rule, skip: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def recur(self, tokens: TokenInputs, rule: Rule, weights: HeadWeights) -> torch.Tensor:
         """Compute the recurrence of the step's tokens → [T, H, V]."""
         assert self.matrices is not None
         out = tokens.v.new_empty(tokens.v.shape)
         for part in self.states.parts:
-            recurrence(tokens, rule, self.matrices, part.rows, part.extent, skip, out)
+            recurrence(tokens, rule, weights, self.matrices, part.rows, part.extent, out)
         return out
 
 

@@ -15,8 +15,7 @@ from engine.kernels.invariant.functions import elementwise
 from engine.kernels.linear import Linear
 from engine.kernels.recurrent.convolution import Convolution
 from engine.kernels.recurrent.gated_norm import GatedNorm
-from engine.kernels.recurrent.gates import space_gates
-from engine.kernels.recurrent.matrices import Rule, TokenInputs
+from engine.kernels.recurrent.matrices import HeadWeights, Rule, TokenInputs
 from engine.memory.states import StateSpec
 from engine.models.formats.part import Normed
 from engine.models.formats.projections import Projection
@@ -86,15 +85,17 @@ class StateSpace(SublayerSpec):
             self.norm.load(reader, self.hidden_size, f"{prefix}.").before(product),
             places.state(lambda num_drafts: sizes.state(self.conv_width, num_drafts, reader.dtype)),
             sizes,
-            Rule(delta=False, scale=1.0, by_token=reader.modules.invariant),
+            Rule(False, 1.0, reader.modules.invariant, step_limits=self.dt_limits),
             self._scales(shares, reader),
             read_convolution(
                 reader, [f"{name}.conv1d"], [x, b, c], self.conv_width, has_bias=self.conv_bias
             ),
-            reader.tensor(f"{name}.A_log", heads, dtype=torch.float32),
-            reader.tensor(f"{name}.dt_bias", heads, dtype=torch.float32),
-            reader.tensor(f"{name}.D", heads, dtype=torch.float32),
-            self.dt_limits,
+            HeadWeights(
+                *(
+                    reader.tensor(f"{name}.{part}", heads, dtype=torch.float32)
+                    for part in ("A_log", "dt_bias", "D")
+                )
+            ),
             self._gated_norm(reader, name, inner),
             reader.linear([back], inner),
             self.output.load(reader, self.hidden_size, f"{prefix}."),
@@ -170,10 +171,7 @@ class LoadedStateSpace(NamedTuple):
     rule: Rule
     scales: torch.Tensor | None
     convolution: Convolution
-    a_log: torch.Tensor
-    dt_bias: torch.Tensor
-    skip: torch.Tensor
-    dt_limits: tuple[float, float]
+    weights: HeadWeights
     norm: GatedNorm | None
     o: Linear
     output: Map | None
@@ -184,10 +182,9 @@ class LoadedStateSpace(NamedTuple):
             columns = columns * self.scales
         sizes, memory = self.sizes, RowMemory.of(inputs, self.place)
         gate, mixed, dt = torch.split(columns, sizes.widths, dim=1)
-        decay, step = space_gates(dt, self.a_log, self.dt_bias, self.dt_limits)
         own = memory.convolve(mixed, self.convolution)
-        tokens = TokenInputs(*sizes.split(own), decay, step)
-        read = memory.recur(tokens, self.rule, self.skip)
+        tokens = TokenInputs(*sizes.split(own), dt, dt)
+        read = memory.recur(tokens, self.rule, self.weights)
         read = read.flatten(1)
         if self.norm is None:
             read = read * elementwise(F.silu, gate)

@@ -11,6 +11,7 @@ import torch
 from engine.kernels.recurrent import reference
 from engine.kernels.recurrent.matrices import (
     Drafted,
+    HeadWeights,
     Matrices,
     Rule,
     TokenInputs,
@@ -21,6 +22,9 @@ from engine.memory.state_rows import Extent, StateRows
 DELTA, BY_CHANNEL, SPACE = "delta", "by_channel", "space"
 MAX_DRAFTS = 3
 ROUNDING = torch.finfo(torch.float32).eps / 2
+OF_GATES = 48
+"""Roundings of a decay's factor and of a beta: a decay is off by at most 64 (`test_gates`), which
+its exponential shrinks e-fold, and a beta of a b below 4 by 16."""
 
 
 class Part(NamedTuple):
@@ -55,6 +59,13 @@ def state_rows(parts: Sequence[Part], device: str = "cpu") -> StateRows:
     )
 
 
+def weights_on(device: str, weights: HeadWeights) -> HeadWeights:
+    """The weights on a device."""
+    a_log, dt_bias, skip = weights
+    skip = None if skip is None else skip.to(device)
+    return HeadWeights(a_log.to(device), dt_bias.to(device), skip)
+
+
 def extent_of(parts: Sequence[Part], num_certain: int | None) -> Extent:
     """What the host knows of a call with these parts."""
     return Extent(max(part.end - part.begin for part in parts), num_certain)
@@ -87,9 +98,14 @@ class Texts:
     memory: Matrices = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rule = Rule(self.kind != SPACE, 1.0 if self.kind == SPACE else self.k**-0.5)
-        self.a = -4 * torch.rand(self.heads)
-        self.skip = torch.randn(self.heads) if self.kind == SPACE else None
+        is_space, by_channel = self.kind == SPACE, self.kind == BY_CHANNEL
+        # Betas up to 2, as with negative eigenvalues.
+        self.rule = Rule(not is_space, 1.0 if is_space else self.k**-0.5, beta_scale=2.0)
+        self.weights = HeadWeights(
+            torch.randn(self.heads),
+            torch.randn(self.heads, *((self.k,) if by_channel else ())),
+            torch.randn(self.heads) if is_space else None,
+        )
         self.inputs = [self._draw(n) for n in self.lens]
         walked = [self._reference(each) for each in self.inputs]
         self.wanted = [out for out, _ in walked]
@@ -107,12 +123,16 @@ class Texts:
         packed = TokenInputs(
             *(torch.cat(each).to(self.device) for each in zip(*pieces, strict=True))
         )
-        skip = None if self.skip is None else self.skip.to(self.device)
         rows = state_rows(parts, self.device)
         extent = extent_of(parts, num_certain)
-        out = compute(packed, self.rule, self.memory, rows, extent, skip)
+        out = compute(packed, self.rule, self.weights_there, self.memory, rows, extent)
         assert out.dtype == self.dtype
         return list(torch.split(out.cpu(), [len(piece.v) for piece in pieces]))
+
+    @property
+    def weights_there(self) -> HeadWeights:
+        """The weights on the device."""
+        return weights_on(self.device, self.weights)
 
     def refuse(self, text: int, begin: int, end: int) -> None:
         """Change the inputs of tokens begin:end, as refused drafts are others than what follows."""
@@ -123,11 +143,11 @@ class Texts:
         """Bounds of the outputs' error.
 
         A state's map to the next is no expansion (decays are at most 1, and so is |1 - beta|), so
-        that the roundings of n tokens add up: each token's of K + V + 16 operations on numbers no
-        larger than the largest state's norm. The output is rounded once more.
+        that the roundings of n tokens add up: each token's of K + V + 16 operations and the gates'
+        on numbers no larger than the largest state's norm. The output is rounded once more.
         """
         largest = max(float(state.norm()) for state in self.states[text])
-        operations = len(self.wanted[text]) * (self.k + self.v + 16)
+        operations = len(self.wanted[text]) * (self.k + self.v + 16 + OF_GATES)
         return {
             "atol": operations * ROUNDING * max(1.0, largest),
             "rtol": torch.finfo(self.dtype).eps,
@@ -144,30 +164,29 @@ class Texts:
     def _draw(self, count: int) -> TokenInputs:
         q, k = (torch.randn(count, self.key_heads, self.k) for _ in range(2))
         v = torch.randn(count, self.heads, self.v)
-        if self.kind == SPACE:
-            beta = torch.rand(count, self.heads)
-            decay = beta * self.a
-        else:
-            beta = 2 * torch.rand(count, self.heads)  # up to 2, as with negative eigenvalues
-            shape = (self.k,) if self.kind == BY_CHANNEL else ()
-            # From none to more than a state survives.
-            decay = -(10 ** (3 * torch.rand(count, self.heads, *shape) - 1.5))
-        return TokenInputs(q.to(self.dtype), k.to(self.dtype), v.to(self.dtype), decay, beta)
+        bias = self.weights.dt_bias
+        # Steps of at most 1; or decays from none to more than a state survives.
+        steps = torch.rand(count, *bias.shape)
+        if self.kind != SPACE:
+            rate = self.weights.a_log.exp()
+            steps = 10 ** (3 * steps - 1.5) / (rate if bias.dim() == 1 else rate[:, None])
+        a = (steps + torch.log(-torch.expm1(-steps))) - bias
+        b = a if self.kind == SPACE else 8 * torch.rand(count, self.heads) - 4
+        return TokenInputs(*(each.to(self.dtype) for each in (q, k, v, a, b)))
 
     def _reference(self, inputs: TokenInputs) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        q, k, v, decay, beta = inputs
+        (q, k, v, a, b), (a_log, bias, skip), rule = inputs, self.weights, self.rule
         state = torch.zeros(self.heads, self.v, self.k, dtype=torch.float64)
         states, outs = [state], []
         for t in range(len(v)):
             at = slice(t, t + 1)
-            if self.skip is not None:
-                out, state = reference.state_space(
-                    v[at], k[at], q[at], beta[at], self.a, self.skip, state
-                )
+            if skip is not None:
+                steps = reference.space_steps(a[at], bias, rule.step_limits)
+                rates = -a_log.double().exp()
+                out, state = reference.state_space(v[at], k[at], q[at], steps, rates, skip, state)
             else:
-                out, state = reference.gated_delta_rule(
-                    q[at], k[at], v[at], decay[at], beta[at], state
-                )
+                gates = reference.delta_gates(a[at], b[at], a_log, bias, rule.beta_scale)
+                out, state = reference.gated_delta_rule(q[at], k[at], v[at], *gates, state)
             states.append(state)
             outs.append(out)
         return torch.cat(outs), states

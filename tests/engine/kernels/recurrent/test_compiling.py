@@ -14,6 +14,7 @@ from engine.kernels.recurrent.convolution import (
 from engine.kernels.recurrent.gated_norm import GatedNorm, gated_norm_triton
 from engine.kernels.recurrent.matrices import (
     Drafted,
+    HeadWeights,
     Matrices,
     Rule,
     TokenInputs,
@@ -49,9 +50,11 @@ def test_recurrences(
         q.view(num_tokens, key_heads, k),
         keys.view(num_tokens, key_heads, k),
         values.view(num_tokens, heads, v),
-        torch.zeros(num_tokens, heads, *channels),
-        torch.zeros(num_tokens, heads),
+        torch.zeros(num_tokens, heads, *channels, dtype=BF16),
+        torch.zeros(num_tokens, heads, dtype=BF16),
     )
+    own = torch.zeros(heads)
+    weights = HeadWeights(own, torch.zeros(heads, *channels), None if delta else own)
     memory = Matrices(
         torch.zeros(2, heads, v, k),
         Drafted(
@@ -62,11 +65,10 @@ def test_recurrences(
         ),
     )
     rows = state_rows([Part(0, 0, num_tokens, 1)])
-    skip = None if delta else torch.zeros(heads)
     rule = Rule(delta, 1.0)
     with compiled_only() as compiled:
-        recurrence_serial(inputs, rule, memory, rows, Extent(num_tokens, 1), skip)
-        recurrence_chunked(inputs, rule, memory, rows, Extent(num_tokens), skip)
+        recurrence_serial(inputs, rule, weights, memory, rows, Extent(num_tokens, 1))
+        recurrence_chunked(inputs, rule, weights, memory, rows, Extent(num_tokens))
     made = "_channel_products_kernel" if by_channel else "_products_kernel"
     assert compiled.names == {"_serial_kernel", made, "_scan_kernel"}
     for kernel in compiled.compiled.values():  # a scan needs more than there are
