@@ -170,8 +170,8 @@ RECURRENT = (
     Mutant(
         "decays-are-those-of-the-steps-first-tokens",
         "engine/models/layers/recurrent/gated_delta.py",
-        "decay, beta)\n        read",
-        "decay[:1].expand_as(decay).contiguous(), beta)\n        read",
+        "*sizes.split(own), a, b)",
+        "*sizes.split(own), a[:1].expand_as(a).contiguous(), b)",
         (f"{HYBRIDS}::test_drafted[qwen3_5]",),
         seen=("vllm#51812",),
     ),
