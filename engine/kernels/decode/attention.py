@@ -257,10 +257,21 @@ def _launch(
         shape=shape,
         # All keys before the newest were written in steps before. More rows would wait for room.
         loads_ahead=num_rows == 1 and positions is not None and paged.scales is None,
-        num_warps=2 if padded_queries <= 32 and not is_wide else 4,
+        num_warps=_num_warps(num_rows, padded_queries, padded_dim * q.element_size()),
         num_stages=2 if is_wide else _num_stages(num_rows, padded_dim, paged.pages),
         **overlap_of(q, late=num_rows > 1),
     )
+
+
+def _num_warps(num_rows: int, padded_queries: int, width: int) -> int:
+    """Warps of a program, for heads of so many bytes.
+
+    A lone row has programs for a few processors only. Of wide heads two warps would have more
+    numbers than registers, and each many instructions between which nothing else runs.
+    """
+    if num_rows == 1 and width > 1 << 8:
+        return 8
+    return 2 if padded_queries <= 32 and width <= 1 << 9 else 4
 
 
 def _num_keys(padded_dim: int, pages: torch.Tensor) -> int:
