@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
 
 def delta_case(num_tokens: int, channels: int | None = None) -> Case:
-    """Gates of two to one, of numbers that lie between others of a product."""
+    """Betas up to 2, of columns that lie between others of a product."""
     shape = (HEADS,) if channels is None else (HEADS, channels)
     a, b = 12 * torch.randn(num_tokens, *shape), 12 * torch.randn(num_tokens, HEADS)
     columns = torch.cat([b, a.flatten(1), b], dim=1).bfloat16()
