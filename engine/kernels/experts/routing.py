@@ -25,6 +25,7 @@ from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
 LEAST_SUM = 1e-20
 """Added to a sum of scores that is divided by."""
 _LEAST_SUM = constexpr(LEAST_SUM)
+_LOWEST = constexpr(torch.finfo(torch.float32).min)
 
 
 class Routing(NamedTuple):
@@ -92,10 +93,14 @@ def choose_experts_torch(
 
 
 @jit
-def _best(value, e, is_free, EXPERTS: tl.constexpr):  # noqa: N803
-    """The highest value of free experts, and the first that has it."""
-    top = tl.max(tl.where(is_free, value, float("-inf")), 0)
-    return top, tl.min(tl.where(is_free & (value == top), e, EXPERTS), 0)
+def _best(value, is_free):
+    """The highest value of free experts, and the first of them that has it.
+
+    Both by one reduction: a choice is a chain of them, and of their turns through shared memory.
+    What is not finite counts as the lowest number, above all experts that are not free.
+    """
+    finite = tl.maximum(value, _LOWEST)
+    return tl.max(tl.where(is_free, finite, float("-inf")), 0, return_indices=True)
 
 
 @jit
@@ -105,7 +110,6 @@ def _in_top_groups(
     is_free,
     num_experts: tl.constexpr,
     rules: tl.constexpr,
-    EXPERTS: tl.constexpr,  # noqa: N803
 ):
     """Whether an expert is in one of the groups that the token takes."""
     num_groups: tl.constexpr = rules.num_groups
@@ -116,11 +120,11 @@ def _in_top_groups(
     if rules.sigmoid:
         for group in tl.static_range(num_groups):
             own = e // size == group
-            top, first = _best(value, e, own, EXPERTS)
-            second, _ = _best(value, e, own & (e != first), EXPERTS)
+            top, first = _best(value, own)
+            second, _ = _best(value, own & (e != first))
             of_group = tl.where(own, top + second, of_group)
     for _ in tl.static_range(top_groups):
-        _, first = _best(of_group, e, is_free & ~taken, EXPERTS)
+        _, first = _best(of_group, is_free & ~taken)
         taken |= e // size == first // size
     return is_free & taken
 
@@ -154,14 +158,13 @@ def choose(
             value = share / total
         value += tl.load(correction + e, mask=is_free, other=0.0)
     if rules.num_groups > 1:
-        is_free = _in_top_groups(value, e, is_free, num_experts, rules, EXPERTS)
+        is_free = _in_top_groups(value, e, is_free, num_experts, rules)
     chosen = tl.zeros((CHOSEN,), tl.int32)
-    weight = tl.zeros((CHOSEN,), tl.float32)
     for rank in tl.static_range(top_k):
-        _, first = _best(value, e, is_free, EXPERTS)
+        _, first = _best(value, is_free)
         is_free &= e != first
         chosen = tl.where(j == rank, first, chosen)
-        weight = tl.where(j == rank, tl.sum(tl.where(e == first, share, 0.0), 0), weight)
+    weight = tl.where(j < top_k, tl.gather(share, chosen, 0), 0.0)
     if rules.over_chosen:
         total = tl.sum(weight, 0)
         if rules.sigmoid:
