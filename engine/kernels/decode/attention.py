@@ -43,9 +43,6 @@ from sampling.device.triton_support import constexpr, jit, tl, triton
 
 _EARLY = constexpr(EARLY)
 
-FEW = 16
-"""Rows of which a processor has fewer programs than it has room for."""
-
 
 class _Paged(NamedTuple):
     """The pages, tables and lengths of a batch; one kernel argument."""
@@ -270,14 +267,14 @@ def _launch(
 def _num_warps(num_rows: int, padded_queries: int, width: int) -> int:
     """Warps of a program, for heads of so many bytes.
 
-    Few rows have programs for some processors only, each of which is a chain of instructions that
+    A lone row has programs for some processors only, each of which is a chain of instructions that
     nothing else runs between: more warps make it shorter, and of wide heads two would not have
-    enough registers. On an H200 a step of a lone row takes 0.80 ms with eight for 0.85 with two for
-    Llama-1B, 2.31 for 2.36 for a 30B-A3B.
+    enough registers. On an H200 a step takes 0.80 ms for 0.85 with two of a Llama-1B, 2.31 for 2.36
+    of a 30B-A3B.
     """
     if num_rows == 1:
         return 8
-    return 2 if padded_queries <= 32 and width <= (1 << 8 if num_rows <= FEW else 1 << 9) else 4
+    return 2 if padded_queries <= 32 and width <= 1 << 9 else 4
 
 
 def _num_keys(padded_dim: int, pages: torch.Tensor) -> int:

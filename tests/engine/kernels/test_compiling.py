@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.attention.cuda import launch_kernels
 from engine.batch import RequestRows
 from engine.contracts.attention import AttentionSpec
 from engine.kernels.decode.attention import paged_decode, paged_decode_product
@@ -178,6 +179,22 @@ def test_attention(name: str, dtype: torch.dtype, compiled: Compiler) -> None:
     prefill_attention(spec, q, pages, tables, tiles, torch.empty_like(q), tiling)
     rms_norm_triton(q.flatten(1)[:, 8:], torch.ones(q[0].numel() - 8, dtype=dtype), 1e-6)
     assert compiled.names == {"_decode_kernel", "_prefill_kernel", "_rms_norm_kernel"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_what_is_launched_ahead_serves_all_numbers_of_rows(
+    head_dim: int, dtype: torch.dtype, compiled: Compiler
+) -> None:
+    spec = AttentionSpec(8, 2, head_dim, 0.1)
+    cache = KVCache([spec], 3, 16, dtype, CPU)
+    launch_kernels([spec], cache)
+    ahead = set(compiled.compiled)
+    scratch, tables = DecodeScratch([spec], 300, CPU), torch.ones((300, 1), dtype=torch.int32)
+    for num_rows in (*range(1, 40), 64, 256, 300):
+        q, rows = torch.zeros((num_rows, 8, head_dim), dtype=dtype), tables[:num_rows]
+        paged_decode(spec, q, cache.layers[0], rows, rows[:, 0], torch.empty_like(q), scratch)
+    assert set(compiled.compiled) == ahead
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, FP8_CACHE])
