@@ -150,11 +150,14 @@ async def _start(
 
 
 def _sharing_responses(http: ServerConfig, folder: str) -> ServerConfig:
-    """The same, where several fronts keep responses in one file of their folder, if in no other."""
+    """The same, where several fronts keep responses in one file of their folder, if in no other.
+
+    Its name does not end as those of the files that fronts count in, which are read all.
+    """
     store = http.response_store
     if not folder or store is None or store.path:
         return http
-    path = str(Path(folder) / "responses.db")
+    path = str(Path(folder) / "responses.sqlite")
     return structs.replace(http, response_store=structs.replace(store, path=path))
 
 

@@ -137,13 +137,19 @@ class ResponseDatabase:
         self._connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?, ?)", rows)
 
     def delete(self, owner: bytes, response_id: str) -> bool:
-        """Remove a response with its input and output; returns whether it was there."""
+        """Remove a response with its input and output; returns whether it was there.
+
+        The log is emptied too, where it still stands; in the file it is overwritten by zeros.
+        """
         with self._transaction() as connection:
             found = connection.execute(
                 "DELETE FROM responses WHERE owner = ? AND id = ? AND used >= ?",
                 (owner, response_id, self._oldest()),
             )
-            return found.rowcount > 0
+        if found.rowcount == 0:
+            return False
+        self._value("PRAGMA wal_checkpoint(TRUNCATE)")
+        return True
 
     def remove(self, key: int) -> None:
         """Remove a response that came to nothing."""

@@ -141,7 +141,11 @@ class ResponseStore:
         return await self._worker.run(call)
 
     def close(self) -> None:
-        """Let the thread end; what is written stays."""
+        """Let the thread end once it has closed the file; what is written stays."""
         if self._watching is not None:
             self._watching.cancel()
-        self._worker.close()
+        self._worker.close(self._close_file)
+
+    def _close_file(self) -> None:
+        if self._database is not None:
+            self._database.close()

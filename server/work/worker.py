@@ -26,6 +26,8 @@ class Worker:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, lambda: function(*args, **kwargs))
 
-    def close(self) -> None:
-        """Let the thread end."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+    def close(self, last: Callable[[], object] | None = None) -> None:
+        """Let the thread end: at once, or after all that waits for it and `last`."""
+        if last is not None:
+            self._pool.submit(last)
+        self._pool.shutdown(wait=False, cancel_futures=last is None)

@@ -127,6 +127,16 @@ def in_background(
     return thread, replies
 
 
+def test_metrics_of_fronts_that_share_stored_responses(start: Starter) -> None:
+    process = start("--api-server-count", "2")
+    process.wait_ready()
+    stored = process.client.post("/v1/responses", json={"input": "a", "max_output_tokens": 1})
+    assert stored.status_code == 200, stored.text
+    metrics = process.client.get("/metrics")
+    assert metrics.status_code == 200
+    assert 'handler="/v1/responses"' in metrics.text
+
+
 def test_sigterm_drains_then_ends_with_zero(start: Starter) -> None:
     process = start(**SLOWLY)
     process.wait_ready()

@@ -126,12 +126,16 @@ class TestConversations:
         with pytest.raises(BrokenChainError):
             database.conversation(OWNER, "resp_2", MIB)
 
-    def test_what_is_deleted_is_not_in_the_file(self, path: str) -> None:
-        database = ResponseDatabase(ResponseStoreConfig(path))
+    def test_what_is_deleted_is_in_no_file(self, path: str, database: ResponseDatabase) -> None:
+        """Nor in the log, while the file is open."""
         put(database, text="a secret word")
+
+        def files() -> bytes:
+            return b"".join(each.read_bytes() for each in Path(path).parent.iterdir())
+
+        assert b"a secret word" in files()
         database.delete(OWNER, "resp_1")
-        database.close()
-        assert b"a secret word" not in Path(path).read_bytes()
+        assert b"a secret word" not in files()
 
     def test_ids_are_taken_once(self, database: ResponseDatabase) -> None:
         put(database)

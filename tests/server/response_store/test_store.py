@@ -46,6 +46,17 @@ async def test_another_front_cancels_whenever_there_was_nothing_to_watch_before(
         await eventually(lambda: own._watching is None)
 
 
+async def test_the_file_is_closed_with_the_store(
+    fronts: list[ResponseStore], tmp_path: Path
+) -> None:
+    for store in fronts:
+        await store.get(b"", "none")
+    assert len(list(tmp_path.iterdir())) > 1
+    for store in fronts:
+        store.close()
+    await eventually(lambda: len(list(tmp_path.iterdir())) == 1)
+
+
 async def test_only_the_one_that_was_named_is_cancelled(fronts: list[ResponseStore]) -> None:
     own, other = fronts
     (_, first), (key, second), (_, third) = [await begun(own, f"resp_{i}") for i in range(3)]
