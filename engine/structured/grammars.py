@@ -22,9 +22,8 @@ from engine.rows import Choice, RowTable
 from engine.stats import GrammarStats
 from engine.structured.awaited import AwaitedGrammars
 from engine.structured.compiler import CompiledGrammar, GrammarError
-from engine.structured.limits import is_over_limit
 from engine.structured.masks import MaskFiller, default_threads
-from engine.structured.matcher import ChoiceMatcher, error_of
+from engine.structured.matcher import ChoiceMatcher, error_of, finish_of
 from engine.structured.plain_rows import PlainRows
 from engine.structured.step_masks import StepFill
 
@@ -273,8 +272,9 @@ class Grammars:
             state = self._matchers.get(choice)  # none where it ended while its mask was filled
             if state is not None and state.matcher is not None and state.matcher.is_error():
                 words = error_of(state.matcher)
-                finish = Finish.TOO_COMPLEX if is_over_limit(words) else Finish.GRAMMAR
-                failed.append((choice, finish, f"the grammar cannot be followed: {words}"))
+                failed.append(
+                    (choice, finish_of(words), f"the grammar cannot be followed: {words}")
+                )
         return self._drop(failed)
 
     def _drop(self, failed: Failures) -> Failures:

@@ -1,4 +1,4 @@
-"""The bounds of one grammar, in llguidance's own words; frontends that check one use them too."""
+"""A grammar's bounds and dead ends in llguidance's words; frontends that check one use them too."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ _OVER = re.compile(
     r"|lexer error: too many (expressions|states)"
 )
 """What llguidance says of a limit that was met while tokens were drawn."""
+_NO_TEXT = "NoExtension"
+"""How it calls a grammar that nothing can be added to, and that may not end either."""
 
 
 def parser_limits(limits: GrammarLimits) -> LLParserLimits:
@@ -37,3 +39,8 @@ def is_over_limit(words: str) -> bool:
     `LLMatcher.stop_reason` is the same for all errors.
     """
     return _OVER.search(words) is not None
+
+
+def allows_no_text(words: str) -> bool:
+    """Whether a matcher's error is that no text goes on: its grammar has a dead end."""
+    return words.startswith(_NO_TEXT)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from llguidance import LLMatcher
 
 from engine.messages.request import Grammar, ThinkingBudget
+from engine.messages.step_output import Finish
 from engine.structured.beginning import Beginning, Phase
 from engine.structured.budget import BudgetCount
+from engine.structured.limits import allows_no_text, is_over_limit
 
 
 @dataclass(frozen=True)
@@ -161,3 +163,10 @@ def error_of(matcher: LLMatcher) -> str:
     """The first line of a matcher's error, which names what it could not do."""
     lines = matcher.get_error().strip().splitlines()
     return lines[0] if lines else "llguidance does not say why"
+
+
+def finish_of(words: str) -> Finish:
+    """How a choice ends whose matcher says so of its error."""
+    if is_over_limit(words):
+        return Finish.TOO_COMPLEX
+    return Finish.EMPTY if allows_no_text(words) else Finish.GRAMMAR

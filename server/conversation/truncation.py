@@ -7,6 +7,7 @@ of tools stay with their calls. A last turn that is too long by itself loses its
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -41,7 +42,8 @@ async def fitting_prompt(
     low, high = 0, len(shorter)  # of `shorter[:low]` none fits, all from `high` on do
     while low < high:
         middle = (low + high) // 2
-        prompt = await _prompt(replace(spec, messages=shorter[middle]), served, room)
+        messages = shorter[middle].of(spec.messages)
+        prompt = await _prompt(replace(spec, messages=messages), served, room)
         if prompt is None:
             low = middle + 1
         else:
@@ -64,18 +66,35 @@ async def _prompt(
     return prompt if len(prompt.token_ids) <= room else None
 
 
-def shortened(messages: Sequence[Message]) -> list[list[Message]]:
+class Shorter(NamedTuple):
+    """The first messages of a conversation, one more of them, and all from some place on.
+
+    Attributes:
+        num_first: of the system's messages.
+        asked: the place of the user's message that stays; None for none.
+        start: where those begin that follow.
+    """
+
+    num_first: int
+    asked: int | None
+    start: int
+
+    def of(self, messages: Sequence[Message]) -> list[Message]:
+        """What it is of a conversation."""
+        asked = () if self.asked is None else (messages[self.asked],)
+        return [*messages[: self.num_first], *asked, *messages[self.start :]]
+
+
+def shortened(messages: Sequence[Message]) -> list[Shorter]:
     """Shorter and shorter conversations of the same messages."""
     num_first = 0
     while num_first < len(messages) and messages[num_first]["role"] in ("system", "developer"):
         num_first += 1
-    first = list(messages[:num_first])
     rest = range(num_first + 1, len(messages))
     users = [i for i in rest if messages[i]["role"] == "user"]
-    found = [[*first, *messages[i:]] for i in users]
+    found = [Shorter(num_first, None, i) for i in users]
     last = users[-1] if users else num_first
     if last < len(messages) and messages[last]["role"] == "user":
-        asked = [*first, messages[last]]
-        later = range(last + 2, len(messages))
-        found += [[*asked, *messages[i:]] for i in later if messages[i]["role"] == "assistant"]
+        later = (i for i in range(last + 2, len(messages)) if messages[i]["role"] == "assistant")
+        found += [Shorter(num_first, last, i) for i in later]
     return found

@@ -174,7 +174,7 @@ class EventStream(StreamingResponse):
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 error = await self._write(send)
             if error is not None:
-                account.outcome = _outcome(error.status)
+                account.outcome, account.reason = _outcome(error.status), error.message
         except ClientGoneError:
             account.outcome = "abort"
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from llguidance import LLMatcher, LLTokenizer
 
 from engine.config import GrammarLimits
-from engine.structured.limits import is_over_limit, parser_limits
+from engine.structured.limits import allows_no_text, is_over_limit, parser_limits
 from server.errors import ApiError, bad_request
 from server.structured.endless import endless_reference
 from server.structured.grammar_source import checked_schema, schema_source, source_of
@@ -18,9 +18,6 @@ from server.structured.refusals import (
 )
 from server.structured.spec import COMPACT, WHITESPACE, CheckedGrammar, GrammarSpec, TokenTable
 from server.structured.subschemas import Node, path_in
-
-_NO_TEXT = "NoExtension"
-"""How llguidance calls a grammar that nothing can be added to."""
 
 
 class _Tokens:
@@ -102,9 +99,7 @@ class GrammarCheck:
         matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits)
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         message = matcher.get_error()
-        if message and not message.startswith(
-            _NO_TEXT
-        ):  # over a limit, which says nothing of texts
+        if message and not allows_no_text(message):  # over a limit, which says nothing of texts
             raise _stopped(param, message)
         if message or (matcher.is_stopped() and not matcher.is_accepting()):
             raise bad_request(param, f"{param} matches no text", "grammar_refused")

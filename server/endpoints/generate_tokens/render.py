@@ -82,8 +82,12 @@ class TokenRenderer(Renderer):
         return orjson.dumps(self.choice(index, prompt_idx, piece))
 
     def _columns(self, prompt_idx: int, piece: Piece) -> list[Columns]:
-        """The entries of a piece's tokens, if they are shown one by one."""
-        if self._num_shown is None or self._form.packed or (arrays := piece.logprobs) is None:
+        """The entries of a piece's tokens, if they are shown one by one.
+
+        A next token's logprobs, where nothing is generated, are of no token.
+        """
+        arrays = piece.logprobs if piece.token_ids else None
+        if self._num_shown is None or self._form.packed or arrays is None:
             return []
         return [{"content": self._entries(piece.token_ids, arrays)}]
 

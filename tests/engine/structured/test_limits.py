@@ -8,10 +8,12 @@ import pytest
 from llguidance import LLMatcher
 
 from engine.config import GrammarLimits
-from engine.structured.limits import is_over_limit, parser_limits
-from engine.structured.matcher import error_of
+from engine.messages.step_output import Finish
+from engine.structured.limits import parser_limits
+from engine.structured.matcher import error_of, finish_of
 from tests.engine.structured.constrained import TOKENIZER, ll_tokenizer, of_regex
 
+DEAD_END = 'start: "a" /[^\\s\\S]/'
 MANY_STATES = of_regex("(a|b)*a(a|b){18}")
 OPTIONAL = {"type": "object", "properties": {f"p{i}": {} for i in range(60)}}
 MANY_ITEMS = LLMatcher.grammar_from_json_schema(json.dumps(OPTIONAL))
@@ -34,22 +36,24 @@ def test_every_limit_is_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "text", "limits", "is_over"),
+    ("source", "text", "limits", "finish"),
     [
-        (MANY_ITEMS, '{"', GrammarLimits(max_items_in_row=50), True),
-        (MANY_ITEMS, '{"p', GrammarLimits(step_max_items=20), True),
-        (MANY_STATES, "abaabbab" * 8, GrammarLimits(max_lexer_states=20), True),
-        (MANY_STATES, "abaabbab" * 8, GrammarLimits(step_lexer_fuel=20), True),
-        (MANY_STATES, "c", GrammarLimits(), False),
+        (MANY_ITEMS, '{"', GrammarLimits(max_items_in_row=50), Finish.TOO_COMPLEX),
+        (MANY_ITEMS, '{"p', GrammarLimits(step_max_items=20), Finish.TOO_COMPLEX),
+        (MANY_STATES, "abaabbab" * 8, GrammarLimits(max_lexer_states=20), Finish.TOO_COMPLEX),
+        (MANY_STATES, "abaabbab" * 8, GrammarLimits(step_lexer_fuel=20), Finish.TOO_COMPLEX),
+        (DEAD_END, "a", GrammarLimits(), Finish.EMPTY),
+        (MANY_STATES, "c", GrammarLimits(), Finish.GRAMMAR),
     ],
 )
-def test_limits_met_while_tokens_are_drawn_are_told_from_other_errors(
-    source: str, text: str, limits: GrammarLimits, is_over: bool
+def test_errors_met_while_tokens_are_drawn_are_told_from_one_another(
+    source: str, text: str, limits: GrammarLimits, finish: Finish
 ) -> None:
     matcher = LLMatcher(ll_tokenizer(), source, log_level=0, limits=parser_limits(limits))
     assert not matcher.is_error()
     for token_id in TOKENIZER.encode(text):
         matcher.compute_bitmask()
         matcher.consume_token(token_id)
+    matcher.compute_bitmask()
     assert matcher.is_error()
-    assert is_over_limit(error_of(matcher)) == is_over
+    assert finish_of(error_of(matcher)) == finish

@@ -29,14 +29,14 @@ def texts(messages: list[Message]) -> str:
 
 def test_the_oldest_turns_go_first() -> None:
     turns = [SYSTEM, user("a"), said("b"), user("c"), said("d"), user("e")]
-    assert [texts(each) for each in shortened(turns)] == ["Scde", "Se"]
+    assert [texts(each.of(turns)) for each in shortened(turns)] == ["Scde", "Se"]
     turns.insert(1, said("D", "developer"))
-    assert [texts(each) for each in shortened(turns)] == ["SDcde", "SDe"]
+    assert [texts(each.of(turns)) for each in shortened(turns)] == ["SDcde", "SDe"]
 
 
 def test_the_last_turn_loses_its_oldest_calls_with_their_outputs() -> None:
     loop = [user("a"), said("b"), said("1", "tool"), said("c"), said("2", "tool"), said("d")]
-    assert [texts(each) for each in shortened(loop)] == ["ac2d", "ad"]
+    assert [texts(each.of(loop)) for each in shortened(loop)] == ["ac2d", "ad"]
 
 
 def test_nothing_to_leave_out() -> None:

@@ -126,6 +126,16 @@ async def test_several_choices_and_text(site: Site) -> None:
     assert [c["index"] for c in reply["choices"]] == [0, 1]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_no_token_has_no_logprobs(site: Site, *, stream: bool) -> None:
+    """They are of the next token, which is not generated; arrays of it may be asked for."""
+    wanted = {"max_tokens": 0, "logprobs": 1}
+    reply = await generated(site, sampling_params=wanted, stream=stream)
+    choices = [choice for each in (reply if stream else [reply]) for choice in each["choices"]]
+    assert [choice["token_ids"] for choice in choices] == [[]]
+    assert choices[0]["logprobs"]["content"] == []
+
+
 async def test_usage_can_be_forced() -> None:
     async with in_process(FakeEngine(says("ab")), force_include_usage=True) as site:
         chunks = await generated(site, stream=True, sampling_params={"max_tokens": 2})
