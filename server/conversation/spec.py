@@ -15,6 +15,9 @@ from server.schema.template import TemplateFields
 from server.schema.tools import ToolFunction, ToolMode
 from server.structured.spec import GrammarSpec
 
+NO_THOUGHTS: Mapping[str, Any] = {"enable_thinking": False, "thinking": False}
+"""Variables by which templates leave thoughts out."""
+
 
 class InputGrammar(msgspec.Struct, frozen=True):
     """What one argument of a tool, a string, is held to.
@@ -107,8 +110,12 @@ def template_options(body: TemplateFields) -> TemplateOptions:
 
 
 def template_variables(own: Mapping[str, Any] | None, effort: str | None) -> dict[str, Any]:
-    """The variables of a template: a request's own, and its effort where these name none."""
-    return ({} if effort is None else {"reasoning_effort": effort}) | dict(own or {})
+    """The variables of a template: a request's own, and its effort where these name none.
+
+    The effort "none" asks for no thoughts by their names too.
+    """
+    ours = {} if effort is None else {"reasoning_effort": effort}
+    return ours | (NO_THOUGHTS if effort == "none" else {}) | dict(own or {})
 
 
 class ConversationSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -136,6 +136,8 @@ def _thinking(body: Fields, name: str, value: Any) -> None:
     if isinstance(variables, dict):  # else its own field is refused
         switches = {"enable_thinking": value, "thinking": value}
         body["chat_template_kwargs"] = switches | variables
+    if isinstance(given, Mapping) and given.get("budget_tokens") is not None:
+        _set(body, "thinking_token_budget", f"{name}.budget_tokens", given["budget_tokens"])
 
 
 def _reasoning(body: Fields, name: str, value: Any) -> None:

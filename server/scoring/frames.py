@@ -15,12 +15,11 @@ import orjson
 
 from server.conversation.parsing.format import ReasoningFormat
 from server.conversation.parsing.parsers import Parsers
+from server.conversation.spec import NO_THOUGHTS
 from server.conversation.template import ChatTemplate, check_variables
 from server.conversation.template_rendering import Conversation, Message
 from server.errors import ApiError, bad_request
 
-NO_THOUGHTS: Mapping[str, Any] = {"enable_thinking": False, "thinking": False}
-"""Variables by which templates leave thoughts out."""
 THOUGHTS: Mapping[str, Any] = dict.fromkeys(NO_THOUGHTS, True)
 """Variables by which templates let models think."""
 PLAIN_TAIL = "\nAnswer:"

@@ -45,6 +45,7 @@ def read(accepts_unknown: bool = False, **fields: Any) -> tuple[ChatRequest, lis
             {"enable_thinking": False, "thinking": False},
         ),
         ({"reasoning": {"max_tokens": 5}}, "thinking_token_budget", 5),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking_token_budget", 5),
         ({"think": False}, "chat_template_kwargs", {"enable_thinking": False, "thinking": False}),
         ({"think": "low"}, "reasoning_effort", "low"),
         ({"reasoning_format": "hidden"}, "include_reasoning", False),

@@ -97,9 +97,12 @@ class TestReply:
             assert message["content"] == choice["message"]["content"]
             assert not message["tool_calls"]
 
-    async def test_tools_that_the_template_cannot_show_may_be_given_with_none(self) -> None:
+    @pytest.mark.parametrize("name", ["tool_choice", "function_call"])
+    async def test_tools_that_the_template_cannot_show_may_be_given_with_none(
+        self, name: str
+    ) -> None:
         async with in_process(FakeEngine(says("Hi")), chat_template=PLAIN) as site:
-            [choice] = (await chat(site, **TOOLS, tool_choice="none"))["choices"]
+            [choice] = (await chat(site, **TOOLS, **{name: "none"}))["choices"]
             assert choice["message"]["content"] == "Hi"
 
     async def test_tokenize_shows_tools(self) -> None:

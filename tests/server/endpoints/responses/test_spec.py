@@ -78,6 +78,13 @@ def test_the_conversation() -> None:
     assert own.template.variables == {"reasoning_effort": "high"}
 
 
+def test_no_effort_is_no_thoughts() -> None:
+    off = {"enable_thinking": False, "thinking": False, "reasoning_effort": "none"}
+    assert conversation(reasoning={"effort": "none"}).template.variables == off
+    own = conversation(chat_template_kwargs={"thinking": True}, reasoning={"effort": "none"})
+    assert own.template.variables == off | {"thinking": True}
+
+
 async def test_what_is_generated() -> None:
     fields = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "seed": 5, "min_p": 0.125}
     fields["repetition_penalty"] = 1.5
