@@ -47,11 +47,14 @@ async def test_another_front_cancels_whenever_there_was_nothing_to_watch_before(
 
 
 async def test_the_file_is_closed_with_the_store(tmp_path: Path) -> None:
+    def num_files() -> int:
+        return len(list(tmp_path.iterdir()))
+
     store = ResponseStore(ResponseStoreConfig(str(tmp_path / "responses.db")))
     await store.get(b"", "none")
-    assert len(list(tmp_path.iterdir())) > 1  # a log beside it
+    assert num_files() > 1, "a log is beside it"
     store.close()
-    await eventually(lambda: len(list(tmp_path.iterdir())) == 1)
+    await eventually(lambda: num_files() == 1)
 
 
 async def test_only_the_one_that_was_named_is_cancelled(fronts: list[ResponseStore]) -> None:
