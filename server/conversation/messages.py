@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import orjson
+from pydantic_core import from_json
 
 from server.conversation.template_rendering import Message
 from server.errors import bad_request
@@ -119,12 +120,22 @@ def _reasoning(message: ChatMessage, where: str, thoughts: str | None) -> str | 
 def _call(call: ToolCall, where: str) -> dict[str, Any]:
     arguments = call.function.arguments
     if isinstance(arguments, str):
-        try:
-            arguments = orjson.loads(arguments or "{}")
-        except orjson.JSONDecodeError as error:
-            field = f"{where}.arguments"
-            raise bad_request(field, f"{field} must be JSON: {error}") from None
+        arguments = call_arguments(arguments, f"{where}.arguments")
     return template_call(call.function.name, arguments, call.id)
+
+
+def call_arguments(text: str, field: str) -> Any:
+    """The arguments of a call that a client sends back, as far as they came; raises `ApiError`.
+
+    A call that a limit or a fault of the model's cut off must not end its conversation.
+    """
+    try:
+        return orjson.loads(text or "{}")
+    except orjson.JSONDecodeError as error:
+        try:
+            return from_json(text, allow_partial="trailing-strings", allow_inf_nan=False)
+        except ValueError:
+            raise bad_request(field, f"{field} must be JSON: {error}") from None
 
 
 def template_call(name: str, arguments: Any, call_id: str | None) -> dict[str, Any]:

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
-from server.conversation.messages import template_call
+from server.conversation.messages import call_arguments, template_call
 from server.conversation.template_rendering import Message
 from server.endpoints.responses.custom import as_arguments
 from server.endpoints.responses.items_schema import HOSTED, OUTPUTS, InputItem, ItemPart
@@ -138,11 +136,7 @@ def _call(item: InputItem, place: str) -> dict[str, Any]:
         return template_call(item.name or "", as_arguments(item.input or ""), item.call_id)
     if item.type == "local_shell_call":
         return template_call("local_shell", item.action or {}, item.call_id)
-    try:
-        arguments = orjson.loads(item.arguments or "{}")
-    except orjson.JSONDecodeError as error:
-        words = f"{place}.arguments must be JSON: {error}"
-        raise bad_request(f"{place}.arguments", words) from None
+    arguments = call_arguments(item.arguments or "", f"{place}.arguments")
     if not isinstance(arguments, dict):
         words = f"{place}.arguments must be the JSON of an object, got {shown(arguments)}"
         raise bad_request(f"{place}.arguments", words)

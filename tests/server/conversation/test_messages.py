@@ -35,8 +35,19 @@ def test_a_tool_may_answer_a_call_by_its_older_name() -> None:
     assert made(USER, said, {"role": "tool", "content": "x"})[2]["content"] == "x"
 
 
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [("", {}), ("{", {}), ('{"at": 2', {"at": 2}), ('{"at": 2, "to": "he', {"at": 2, "to": "he"})],
+)
+def test_arguments_that_were_cut_off(text: str, arguments: dict[str, Any]) -> None:
+    """As a reply has them that met its limit within a call."""
+    said = {"role": "assistant", "function_call": {"name": "f", "arguments": text}}
+    [call] = made(USER, said)[1]["tool_calls"]
+    assert call["function"]["arguments"] == arguments
+
+
 def test_arguments_by_their_older_name_are_json() -> None:
-    said = {"role": "assistant", "function_call": {"name": "f", "arguments": "{"}}
+    said = {"role": "assistant", "function_call": {"name": "f", "arguments": "{]"}}
     with pytest.raises(ApiError, match=r"messages\[1\]\.function_call\.arguments must be JSON"):
         made(USER, said)
 

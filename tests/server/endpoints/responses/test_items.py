@@ -133,7 +133,7 @@ def test_calls_as_templates_take_them() -> None:
     [
         ((output("a"),), "input[0].call_id"),
         ((USER, output("a"), call("a")), "input[1].call_id"),
-        ((call("a", "{"),), "input[0].arguments"),
+        ((call("a", "{]"),), "input[0].arguments"),
         ((call("a", "[]"),), "input[0].arguments"),
     ],
 )

@@ -67,7 +67,7 @@ class TestRefusals:
                 "input[0].call_id",
                 '(there is none), got "c2"',
             ),
-            ({"input": [CALL | {"arguments": "{"}]}, "input[0].arguments", "must be JSON"),
+            ({"input": [CALL | {"arguments": "{]"}]}, "input[0].arguments", "must be JSON"),
             ({"input": [CALL | {"arguments": "3"}]}, "input[0].arguments", "an object, got 3"),
             ({"input": []}, "input", "too short"),
             ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
