@@ -16,7 +16,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.types import Receive, Scope
 
-from server.errors import ApiError
+from server.errors import ApiError, shutting_down
 from server.http.account import account_of, header
 from server.http.body_memory import PARSED_BYTES, BodyMemory, parsed_bytes
 from server.http.content import MAX_RATIO, check_content_type, content_encoding, decompress
@@ -55,6 +55,8 @@ class BodyReader:
         self._max_bytes = max_body_bytes
         self._memory, self._parsed_memory = BodyMemory(), BodyMemory(PARSED_BYTES)
         self._pool = pool
+        self._waits: set[asyncio.Timeout] = set()
+        self._gives_up = False
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
         """The body as `kind`; raises `ApiError` for whatever is wrong with it.
@@ -115,7 +117,7 @@ class BodyReader:
         come, more, deadline = 0, True, None
         too_long = size > self._max_bytes
         while more and come <= DRAINED_BYTES:
-            message = await _next_piece(receive, deadline)
+            message = await self._next_piece(receive, deadline)
             if message["type"] == "http.disconnect":
                 raise ClientGoneError
             chunk: bytes = message.get("body", b"")
@@ -162,15 +164,27 @@ class BodyReader:
         except CallEndedError:
             raise ApiError(500, "the process that read the body ended") from None
 
+    async def _next_piece(self, receive: Receive, deadline: float | None) -> Any:
+        """The next piece of a body, which has to come in time; a large one in all by `deadline`."""
+        left_s = SILENCE_S if deadline is None else deadline - time.monotonic()
+        wait = asyncio.timeout(0.0 if self._gives_up else min(SILENCE_S, left_s))
+        self._waits.add(wait)
+        try:
+            async with wait:
+                return await receive()
+        except TimeoutError:
+            if self._gives_up:
+                raise shutting_down() from None
+            words = f"nothing of the body came for {SILENCE_S:g} s"
+            if left_s < SILENCE_S:
+                words = f"a large body must come at {LEAST_RATE >> 10} KiB a second"
+            raise ApiError(408, words, headers={"connection": "close"}) from None
+        finally:
+            self._waits.discard(wait)
 
-async def _next_piece(receive: Receive, deadline: float | None) -> Any:
-    """The next piece of a body, which has to come in time; a large one in all by `deadline`."""
-    left_s = SILENCE_S if deadline is None else deadline - time.monotonic()
-    try:
-        async with asyncio.timeout(min(SILENCE_S, left_s)):
-            return await receive()
-    except TimeoutError:
-        words = f"nothing of the body came for {SILENCE_S:g} s"
-        if left_s < SILENCE_S:
-            words = f"a large body must come at {LEAST_RATE >> 10} KiB a second"
-        raise ApiError(408, words, headers={"connection": "close"}) from None
+    def give_up(self) -> None:
+        """Wait for bodies no longer: the server ends."""
+        self._gives_up = True
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(0.0)

@@ -177,6 +177,20 @@ def test_patience_ends_with_an_error_for_who_waits(start: Starter) -> None:
     assert process.end() == 0
 
 
+def test_patience_ends_for_who_never_sends_a_body(start: Starter) -> None:
+    process = start("--shutdown-timeout", "0.2")
+    process.wait_ready()
+    with socket.create_connection(("127.0.0.1", process.port)) as connection:
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+        head += b"content-type: application/json\r\ncontent-length: 50\r\n\r\n{"
+        connection.sendall(head)
+        time.sleep(0.2)  # it was read
+        process.popen.send_signal(signal.SIGTERM)
+        connection.settimeout(30)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 503")
+    assert process.end(4) == 0, "uvicorn would have waited for 5 s"
+
+
 def test_a_second_signal_ends_at_once(start: Starter) -> None:
     process = start(**SLOWLY)
     process.wait_ready()
