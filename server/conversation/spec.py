@@ -114,8 +114,10 @@ def template_variables(own: Mapping[str, Any] | None, effort: str | None) -> dic
 
     The effort "none" asks for no thoughts by their names too.
     """
-    ours = {} if effort is None else {"reasoning_effort": effort}
-    return ours | (NO_THOUGHTS if effort == "none" else {}) | dict(own or {})
+    variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    if effort == "none":
+        variables |= NO_THOUGHTS
+    return variables | dict(own or {})
 
 
 class ConversationSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,8 @@ def chat_conversation(body: ChatRequest, info: EngineInfo) -> ConversationSpec:
         words = f"must equal max_tokens ({old}) where both are given, got {new}"
         raise names.refuse("max_completion_tokens", words)
     limit = body.token_limit
-    choice, structured = body.tool_choice or body.function_call or "auto", body.structured_outputs
+    older: ToolMode = "none" if body.function_call == "none" else "auto"
+    choice, structured = body.tool_choice or older, body.structured_outputs
     mode: ToolMode = "required" if isinstance(choice, NamedTool) else "auto"
     allowed = None
     if isinstance(choice, AllowedFunctions):

@@ -102,7 +102,8 @@ class TestReply:
         self, name: str
     ) -> None:
         async with in_process(FakeEngine(says("Hi")), chat_template=PLAIN) as site:
-            [choice] = (await chat(site, **TOOLS, **{name: "none"}))["choices"]
+            fields: dict[str, Any] = {**TOOLS, name: "none"}
+            [choice] = (await chat(site, **fields))["choices"]
             assert choice["message"]["content"] == "Hi"
 
     async def test_tokenize_shows_tools(self) -> None:
