@@ -357,7 +357,7 @@ class TestRefusals:
                     "messages": [
                         {
                             "role": "assistant",
-                            "tool_calls": [{"function": {"name": "f", "arguments": "{"}}],
+                            "tool_calls": [{"function": {"name": "f", "arguments": "{]"}}],
                         }
                     ]
                 },
