@@ -11,12 +11,9 @@ from server.conversation.template_rendering import Message
 from server.errors import ClientNames, bad_request
 from server.generation.spec import Truncation
 from server.response_store.records import GeneratedRun
-from server.schema.template import TemplateFields
+from server.schema.template import TemplateFields, thinking_switches
 from server.schema.tools import ToolFunction, ToolMode
 from server.structured.spec import GrammarSpec
-
-NO_THOUGHTS: Mapping[str, Any] = {"enable_thinking": False, "thinking": False}
-"""Variables by which templates leave thoughts out."""
 
 
 class InputGrammar(msgspec.Struct, frozen=True):
@@ -116,7 +113,7 @@ def template_variables(own: Mapping[str, Any] | None, effort: str | None) -> dic
     """
     variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
     if effort == "none":
-        variables |= NO_THOUGHTS
+        variables |= thinking_switches(on=False)
     return variables | dict(own or {})
 
 

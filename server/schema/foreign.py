@@ -13,6 +13,7 @@ import orjson
 
 from server.errors import bad_request
 from server.schema.base import Body, shown, validate
+from server.schema.template import thinking_switches
 
 WITHOUT_EFFECT = frozenset(
     (
@@ -134,8 +135,7 @@ def _thinking(body: Fields, name: str, value: Any) -> None:
     variables = body.get("chat_template_kwargs")
     variables = {} if variables is None else variables
     if isinstance(variables, dict):  # else its own field is refused
-        switches = {"enable_thinking": value, "thinking": value}
-        body["chat_template_kwargs"] = switches | variables
+        body["chat_template_kwargs"] = thinking_switches(on=value) | variables
     if isinstance(given, Mapping) and given.get("budget_tokens") is not None:
         _set(body, "thinking_token_budget", f"{name}.budget_tokens", given["budget_tokens"])
 

@@ -14,6 +14,11 @@ MAX_DOCUMENTS = 8192
 Documents = Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS, fail_fast=True)]
 
 
+def thinking_switches(*, on: bool) -> dict[str, Any]:
+    """The variables by which templates of thinking models are asked to think, or not to."""
+    return {"enable_thinking": on, "thinking": on}
+
+
 class TemplateFields(BodyModel):
     """How the conversation becomes a prompt."""
 

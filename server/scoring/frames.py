@@ -15,13 +15,11 @@ import orjson
 
 from server.conversation.parsing.format import ReasoningFormat
 from server.conversation.parsing.parsers import Parsers
-from server.conversation.spec import NO_THOUGHTS
 from server.conversation.template import ChatTemplate, check_variables
 from server.conversation.template_rendering import Conversation, Message
 from server.errors import ApiError, bad_request
+from server.schema.template import thinking_switches
 
-THOUGHTS: Mapping[str, Any] = dict.fromkeys(NO_THOUGHTS, True)
-"""Variables by which templates let models think."""
 PLAIN_TAIL = "\nAnswer:"
 """What ends a prompt of a model without a chat template."""
 _QUESTION, _ANSWER = "Which?", "Q"
@@ -97,7 +95,7 @@ class ReplyFrames:
             head = "" if system is None else f"{system}\n\n"
             return ReplyFrame(head, PLAIN_TAIL, space=" ", is_plain=True)
         source = self._template.source(with_tools=False)
-        variables = {**(THOUGHTS if thinks else NO_THOUGHTS), **variables}
+        variables = {**thinking_switches(on=thinks), **variables}
         before: list[Message] = [] if system is None else [{"role": "system", "content": system}]
         conversation = Conversation([*before, _user(content)], variables=variables, param=param)
         text = await self._template.text(source, conversation)

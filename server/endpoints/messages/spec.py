@@ -26,6 +26,7 @@ from server.endpoints.messages.turns import TurnMessages
 from server.errors import bad_request
 from server.generation.spec import GenerationSpec
 from server.generation.translation import Translation
+from server.schema.template import thinking_switches
 from server.schema.tools import ToolMode
 from server.structured.spec import GrammarSpec
 from server.structured.wanted import json_answer
@@ -36,8 +37,6 @@ _CHOICES: Mapping[str, ToolMode] = {
     "tool": "required",
     "none": "none",
 }
-_THINKING = ("enable_thinking", "thinking")
-"""Names under which templates of thinking models ask whether to think."""
 
 
 def message_conversation(body: CountTokensRequest) -> ConversationSpec:
@@ -76,7 +75,7 @@ def _tool(tool: ClientTool, place: str) -> ToolSpec:
 
 
 def _variables(thinking: ThinkingOptions | None) -> dict[str, Any]:
-    return {} if thinking is None else dict.fromkeys(_THINKING, thinking.type != "disabled")
+    return {} if thinking is None else thinking_switches(on=thinking.type != "disabled")
 
 
 def _format(output: OutputOptions | None) -> GrammarSpec | None:
