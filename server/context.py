@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from engine.client import EngineHandle
 from engine.contracts.info import EngineInfo
+from engine.submission import EngineDeadError
 from server.config import ServerConfig
 from server.conversation.parsing.parsers import Parsers
 from server.conversation.served import ServedChatModel
@@ -57,6 +58,11 @@ class Context(ServedChatModel):
     self_test: SelfTest
     responses: ResponseStore | None = None
     traces: Traces | None = None
+
+    def fail_all(self, error: EngineDeadError) -> None:
+        """Answer every open request with an error, also those whose bodies are still to come."""
+        self.bodies.give_up()
+        self.admission.fail_all(error)
 
     def close(self) -> None:
         """End the threads and processes of these parts, but for those of traces."""

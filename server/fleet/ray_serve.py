@@ -247,8 +247,7 @@ class Ingress:
         """Refuse new requests and wait for open ones; those that take too long fail."""
         lifecycle = self._context.lifecycle
         if not await lifecycle.drain(self._config.shutdown_timeout_s):
-            self._context.bodies.give_up()
-            self._context.admission.fail_all(ShutdownError())
+            self._context.fail_all(ShutdownError())
             await lifecycle.drain(LAST_WORDS_S)
 
 

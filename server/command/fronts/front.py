@@ -92,9 +92,8 @@ class Front:
         return await self._context.lifecycle.drain(timeout_s)
 
     def fail_all(self, error: EngineDeadError) -> None:
-        """Answer every open request with an error, also those whose bodies are still to come."""
-        self._context.bodies.give_up()
-        self._context.admission.fail_all(error)
+        """Answer every open request with an error."""
+        self._context.fail_all(error)
 
     async def close(self) -> None:
         """Close every connection and wait for the end; raises what ended the server."""
