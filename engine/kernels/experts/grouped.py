@@ -31,6 +31,9 @@ MORE_PAIRS = 32
 """Beyond `MAX_PAIRS`, in an expert's last tile: of experts with 256 pairs, give or take 16, half
 have some 13 more than two tiles hold, and a third tile takes as long as one that is full."""
 
+WIDE = 256
+"""Output features of the widest tile."""
+
 
 class Tile(NamedTuple):
     """The launch of a grouped product.
@@ -223,7 +226,7 @@ def grouped_linear(
     """
     num_pairs, (num_experts, channels, features) = len(groups.order), weight.shape
     channels //= num_products(gate)
-    tile = tile or _tile(num_pairs, weight, gated=num_products(gate) == 2)
+    tile = tile or _tile(num_pairs, weight, gate)
     # An expert's last tile may be partly empty; one with no pairs has none.
     num_tiles = min(num_pairs, num_pairs // tile.pairs + num_experts)
     values, scales = (x, None) if isinstance(x, torch.Tensor) else x
@@ -246,13 +249,14 @@ def grouped_linear(
     return out
 
 
-def _tile(num_pairs: int, weight: DenseExperts | Fp8Experts, *, gated: bool) -> Tile:
-    num_experts = weight.shape[0]
+def _tile(num_pairs: int, weight: DenseExperts | Fp8Experts, gate: str | None) -> Tile:
+    num_experts, channels, _ = weight.shape
     if weight.scales is not None:
-        return fp8_tile_of(num_pairs, num_experts, gated=gated, by_spans=weight.num_spans > 0)
+        gated, by_spans = num_products(gate) == 2, weight.num_spans > 0
+        return fp8_tile_of(num_pairs, num_experts, gated=gated, by_spans=by_spans)
     if weight.values.dtype == torch.float32:  # shared memory has no room for the others
         return Tile(min(_expected_pairs(num_pairs, num_experts), 64), 64, 32, 3, 4)
-    return tile_of(num_pairs, num_experts, gated=gated)
+    return tile_of(num_pairs, num_experts, channels, gate)
 
 
 def _expected_pairs(num_pairs: int, num_experts: int) -> int:
@@ -261,14 +265,21 @@ def _expected_pairs(num_pairs: int, num_experts: int) -> int:
     return int(min(max(expected, MIN_PAIRS), MAX_PAIRS))
 
 
-def tile_of(num_pairs: int, num_experts: int, *, gated: bool) -> Tile:
-    """The fast launch for a number of pairs."""
+def tile_of(num_pairs: int, num_experts: int, channels: int, gate: str | None) -> Tile:
+    """The fast launch for a number of pairs and a weight's rows.
+
+    A tile of 256 rows reads its tokens half as often, where no rows are left over.
+    """
     pairs = _expected_pairs(num_pairs, num_experts)
-    if pairs == MAX_PAIRS:
-        if gated:
-            return Tile(pairs, 128, 64, 4, 8, MORE_PAIRS)
-        return Tile(pairs, 128, 64, 3, 8, MORE_PAIRS // 2)  # two programs share a processor
-    return Tile(pairs, 64, 64, 4, 4)
+    if pairs < MAX_PAIRS:
+        return Tile(pairs, 64, 64, 4, 4)
+    if num_products(gate) == 2:
+        return Tile(pairs, 128, 64, 4, 8, MORE_PAIRS)
+    if gate is not None:
+        return Tile(pairs, 128, 64, 3, 8, MORE_PAIRS)
+    if channels % WIDE == 0:
+        return Tile(pairs, WIDE, 64, 4, 8, MORE_PAIRS)
+    return Tile(pairs, 128, 64, 3, 8, MORE_PAIRS // 2)  # two programs share a processor
 
 
 def fp8_tile_of(num_pairs: int, num_experts: int, *, gated: bool, by_spans: bool) -> Tile:

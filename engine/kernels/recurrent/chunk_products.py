@@ -31,6 +31,12 @@ from sampling.device.triton_support import constexpr, jit, padded_lanes, tl
 ROWS_A_LOOK = constexpr(128)
 """Rows whose first chunks are compared with a program's at once."""
 
+ENOUGH = 2112
+"""The programs of all heads of a key head that there are at least: sixteen for each processor of an
+H200. Of fewer chunks every head has its own."""
+REGISTERS = 128
+"""Of their threads: with the 236 that they could use, too few programs run at once."""
+
 _NULL = constexpr(NULL_SLOT)
 _EPS = constexpr(NORM_EPS)
 
@@ -117,7 +123,7 @@ def _keys_products(
     strides,
     token,
     inside,
-    head,
+    key_head,
     sizes: tl.constexpr,
     CHUNK: tl.constexpr,  # noqa: N803
     BLOCK_K: tl.constexpr,  # noqa: N803
@@ -131,7 +137,6 @@ def _keys_products(
     seen = tl.zeros([CHUNK, CHUNK], tl.float32)
     system = tl.zeros([CHUNK, CHUNK], tl.float32)
     q_square, k_square = tl.zeros([CHUNK], tl.float32), tl.zeros([CHUNK], tl.float32)
-    key_head = head // (sizes.heads // sizes.key_heads)
     for first in range(0, sizes.k, pieces):
         keys = first + tl.arange(0, pieces)[None, :]
         channels = inside[:, None] & (keys < sizes.k)
@@ -147,6 +152,53 @@ def _keys_products(
     return seen, system, tl.rsqrt(q_square + _EPS), tl.rsqrt(k_square + _EPS)
 
 
+@jit
+def _head_products(
+    inputs,
+    strides,
+    products,
+    rate,
+    bias,
+    numbers,
+    at,
+    head,
+    token,
+    inside,
+    keyed,
+    sizes: tl.constexpr,
+    CHUNK: tl.constexpr,  # noqa: N803
+):
+    """Write what a chunk of a head holds; `keyed` is of its key head, by `_keys_products`."""
+    seen, system, q_norm, k_norm = keyed
+    lanes = tl.arange(0, CHUNK)
+    a = tl.load(inputs.a + token * strides[3] + head, mask=inside, other=0.0)
+    b = tl.load(inputs.b + token * strides[4] + head, mask=inside, other=0.0)
+    decay, beta = gates(a, b, rate, bias, numbers, sizes.delta)
+    decay, beta = tl.where(inside, decay, 0.0), tl.where(inside, beta, 0.0)
+    # Summed by segment: a difference of sums loses what is small beside what is large.
+    is_before = lanes[:, None] > lanes[None, :]
+    decays = tl.exp(tl.cumsum(tl.where(is_before, decay[:, None], 0.0), 0))
+    since_begin = tl.exp(tl.cumsum(decay, 0))
+    until_end = tl.sum(tl.where(lanes[:, None] == CHUNK - 1, decays, 0.0), 0)
+    of = (at * sizes.heads + head).to(tl.int64)
+    squares = products.squares + of * 2 * CHUNK * CHUNK
+    line = products.lines + of * 4 * CHUNK
+    seen *= numbers.scale * tl.where(lanes[:, None] >= lanes[None, :], decays, 0.0)
+    if sizes.delta:
+        system *= (beta * k_norm)[:, None] * k_norm[None, :] * decays
+        system = tl.where(is_before, system, 0.0)
+        seen *= q_norm[:, None] * k_norm[None, :]
+        tl.store(line + 2 * lanes, since_begin * k_norm)
+        since_begin *= q_norm
+        solve(squares, system, seen, beta, until_end * k_norm, CHUNK)
+    else:
+        square = squares + CHUNK * CHUNK + lanes[:, None] * CHUNK + lanes[None, :]
+        tl.store(square, seen * beta[None, :])
+        tl.store(line + 2 * CHUNK + lanes, until_end * beta)
+    tl.store(line + 2 * lanes + 1, since_begin * numbers.scale)
+    tl.store(line + 3 * CHUNK + lanes, tl.exp(tl.sum(decay, 0)) + 0.0 * decay)
+
+
 @jit(do_not_specialize=["num_rows"])
 def _products_kernel(
     inputs,
@@ -159,48 +211,27 @@ def _products_kernel(
     sizes: tl.constexpr,
     CHUNK: tl.constexpr,  # noqa: N803
     BLOCK_K: tl.constexpr,  # noqa: N803
+    HEADS: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
 ):
-    """A program takes a chunk of a head."""
+    """A program takes a chunk of HEADS heads, which have one key head."""
     begin_next(overlap)
-    at, head = tl.program_id(0), tl.program_id(1)
-    lanes = tl.arange(0, CHUNK)
+    at, head, lanes = tl.program_id(0), tl.program_id(1) * HEADS, tl.arange(0, CHUNK)
     rate, bias = load_rate(weights, head, lanes, sizes)
     wait_for_last(overlap)
     first, start, begin, finish, is_computed = chunk_at(rows, num_rows, at, CHUNK)
     if is_computed:
         position = first + lanes
         inside = (position >= begin) & (position < finish)
-        token = start + position - begin
-        seen, system, q_norm, k_norm = _keys_products(
-            inputs, strides, token, inside, head, sizes, CHUNK, BLOCK_K
-        )
-        a = tl.load(inputs.a + token * strides[3] + head, mask=inside, other=0.0)
-        b = tl.load(inputs.b + token * strides[4] + head, mask=inside, other=0.0)
-        decay, beta = gates(a, b, rate, bias, numbers, sizes.delta)
-        decay, beta = tl.where(inside, decay, 0.0), tl.where(inside, beta, 0.0)
-        # Summed by segment: a difference of sums loses what is small beside what is large.
-        is_before = lanes[:, None] > lanes[None, :]
-        decays = tl.exp(tl.cumsum(tl.where(is_before, decay[:, None], 0.0), 0))
-        since_begin = tl.exp(tl.cumsum(decay, 0))
-        until_end = tl.sum(tl.where(lanes[:, None] == CHUNK - 1, decays, 0.0), 0)
-        of = at * sizes.heads + head
-        squares = products.squares + of * 2 * CHUNK * CHUNK
-        line = products.lines + of * 4 * CHUNK
-        seen *= numbers.scale * tl.where(lanes[:, None] >= lanes[None, :], decays, 0.0)
-        if sizes.delta:
-            system *= (beta * k_norm)[:, None] * k_norm[None, :] * decays
-            system = tl.where(is_before, system, 0.0)
-            seen *= q_norm[:, None] * k_norm[None, :]
-            tl.store(line + 2 * lanes, since_begin * k_norm)
-            since_begin *= q_norm
-            solve(squares, system, seen, beta, until_end * k_norm, CHUNK)
-        else:
-            square = squares + CHUNK * CHUNK + lanes[:, None] * CHUNK + lanes[None, :]
-            tl.store(square, seen * beta[None, :])
-            tl.store(line + 2 * CHUNK + lanes, until_end * beta)
-        tl.store(line + 2 * lanes + 1, since_begin * numbers.scale)
-        tl.store(line + 3 * CHUNK + lanes, tl.exp(tl.sum(decay, 0)) + 0.0 * decay)
+        token, key_head = start + position - begin, head // (sizes.heads // sizes.key_heads)
+        keyed = _keys_products(inputs, strides, token, inside, key_head, sizes, CHUNK, BLOCK_K)
+        for of in range(HEADS):
+            if of:
+                rate, bias = load_rate(weights, head + of, lanes, sizes)
+            _head_products(
+                *(inputs, strides, products, rate, bias, numbers),
+                *(at, head + of, token, inside, keyed, sizes, CHUNK),
+            )
 
 
 def chunk_products(
@@ -214,7 +245,8 @@ def chunk_products(
         weights.a_log.new_empty(num_chunks, heads, 4 * CHUNK),
         None,
     )
-    _products_kernel[(num_chunks, heads)](
+    together = heads // sizes.key_heads if num_chunks * sizes.key_heads >= ENOUGH else 1
+    _products_kernel[(num_chunks, heads // together)](
         inputs,
         tuple(each.stride(0) for each in inputs),
         products,
@@ -225,7 +257,9 @@ def chunk_products(
         sizes=sizes,
         CHUNK=CHUNK,
         BLOCK_K=max(16, padded_lanes(sizes.k)),
+        HEADS=together,
         num_warps=1,
+        maxnreg=None if together == 1 else REGISTERS,
         **overlap_of(products.squares),
     )
     return products

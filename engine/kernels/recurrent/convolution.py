@@ -133,15 +133,15 @@ class TileShape(NamedTuple):
     warps: int
 
 
-PROMPT = TileShape(16, 128, 4)
-"""Of rows that prefill, whose inputs enter the ring in another kernel. With more threads than
-channels each loads the weights that it needs itself."""
+PROMPT = TileShape(8, 512, 4)
+"""Of rows that prefill, whose inputs enter the ring in another kernel."""
 ENTERING = TileShape(1, 256, 4)
 """Of that kernel."""
 MOST_ENTERED = 32
 """The most tokens of rows that decode which a program convolves and enters."""
-FEW_CHANNELS, MANY_CHANNELS, WARPS = 128, 512, 4
-"""Channels of a program of rows that decode; of many rows for one token, and fewer for several."""
+FEW, MANY, MANY_OF_DRAFTS = TileShape(1, 128, 1), TileShape(1, 512, 2), TileShape(1, 256, 2)
+"""Channels and warps of a program of rows that decode: of few and of many, for one token each or
+for several."""
 ENOUGH = 264
 """The programs of many channels that there are at least: two for each processor of an H200."""
 
@@ -152,11 +152,9 @@ def decode_shape(num_rows: int, num_channels: int, max_len: int) -> TileShape:
     Few rows take small programs, so that all processors have some; of many, programs begin at too
     low a rate.
     """
-    tokens: int = triton.next_power_of_2(max_len)
-    most = max(FEW_CHANNELS, MANY_CHANNELS // tokens)
-    if num_rows * triton.cdiv(num_channels, most) >= ENOUGH:
-        return TileShape(tokens, most, WARPS)
-    return TileShape(tokens, FEW_CHANNELS, min(tokens, WARPS))
+    many = MANY if max_len == 1 else MANY_OF_DRAFTS
+    shape = many if num_rows * triton.cdiv(num_channels, many.channels) >= ENOUGH else FEW
+    return shape._replace(tokens=triton.next_power_of_2(max_len))
 
 
 def causal_convolution_triton(

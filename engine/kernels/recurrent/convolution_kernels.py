@@ -63,20 +63,23 @@ def _load_row(rows, row, num_certain, dims: tl.constexpr):
 
 
 @jit
+def _gated(own, factor):
+    """Inputs multiplied by their gate, rounded."""
+    return (own.to(tl.float32) * factor.to(tl.float32)).to(own.dtype)
+
+
+@jit
 def _load_own(x, gate, at, mask):
     """Inputs of the call's tokens, multiplied by their gate."""
     own = tl.load(x + at, mask=mask, other=0.0)
-    if gate is not None:
-        factor = tl.load(gate + at, mask=mask, other=0.0)
-        own = (own.to(tl.float32) * factor.to(tl.float32)).to(own.dtype)
-    return own
+    return own if gate is None else _gated(own, tl.load(gate + at, mask=mask, other=0.0))
 
 
 @jit
 def _load_kept(ring_ptr, source, positions, channels, mask, dims: tl.constexpr):
-    """Inputs of earlier calls; 0 before position 0."""
+    """Inputs of earlier calls, 0 where the mask is not; it holds from position 0 on at most."""
     kept_ptr = ring_ptr + (source * dims.length + positions % dims.length) * dims.channels
-    return tl.load(kept_ptr + channels, mask=mask & (positions >= 0), other=0.0)
+    return tl.load(kept_ptr + channels, mask=mask, other=0.0)
 
 
 @jit
@@ -143,68 +146,83 @@ def _copy_snapshots(
 
 
 @jit
-def _load_packed(weight_ptr, channels, inside, dims: tl.constexpr):
-    """All weights of each channel as a number, where they are packed."""
+def _load_weights(weight_ptr, channels, inside, dims: tl.constexpr):
+    """The weights of an output's inputs, float32 [1, C] each."""
+    width: tl.constexpr = dims.width  # Triton 3.6 takes no field for the loop's end
+    packed, weights = None, ()
     if dims.is_packed:
         words = weight_ptr.to(tl.pointer_type(tl.int64), bitcast=True)
         packed = tl.load(words + channels, mask=inside, other=0)
-    else:
-        packed = 0
-    return packed
+    for j in tl.static_range(width):
+        if dims.is_packed:
+            bits = (packed >> (16 * j)).to(tl.int16)
+            weight = bits.to(weight_ptr.dtype.element_ty, bitcast=True)
+        else:
+            weight = tl.load(weight_ptr + channels * dims.width + j, mask=inside, other=0.0)
+        weights = appended(weights, weight.to(tl.float32))
+    return weights
 
 
 @jit
-def _factor(weight_ptr, packed, j: tl.constexpr, channels, inside, dims: tl.constexpr):
-    """Weight j of each channel."""
-    if dims.is_packed:
-        bits = (packed >> (16 * j)).to(tl.int16)
-        factor = bits.to(weight_ptr.dtype.element_ty, bitcast=True)
-    else:
-        factor = tl.load(weight_ptr + channels * dims.width + j, mask=inside, other=0.0)
-    return factor.to(tl.float32)
+def _all_if(condition, channels, dims: tl.constexpr):
+    """The mask of all channels that there are, if a condition holds."""
+    return channels < tl.where(condition, dims.channels, 0)
 
 
 @jit
-def _convolve(
+def _inputs_of(
     x,
     gate,
     ring_ptr,
-    weight_ptr,
-    packed,
     first,
+    count,
     begin,
     source,
-    tokens,
+    offset,
+    slot,
     channels,
-    inside,
-    real,
-    has_older: tl.constexpr,
     dims: tl.constexpr,
+    BLOCK_T: tl.constexpr,  # noqa: N803
 ):
-    """The sums [T, C] of a row's tokens, and these tokens' own inputs.
+    """The inputs [1, C] of a row's BLOCK_T tokens from `offset` on, after those of tokens before.
 
-    Where `has_older`, some inputs are before the row's first token. All are asked for before the
-    first is used: the compiler leaves loads where they are.
+    All are asked for before the first is used: the compiler leaves loads where they are.
     """
+    before: tl.constexpr = dims.width - 1
+    own, factors, older, inputs = (), (), (), ()
+    for t in tl.static_range(BLOCK_T + before):
+        of = offset + t - before
+        mask = _all_if((slot != _NULL) & (of >= 0) & (of < count), channels, dims)
+        at = (first + of) * dims.stride + channels
+        own = appended(own, tl.load(x + at, mask=mask, other=0.0))
+        if gate is not None:
+            factors = appended(factors, tl.load(gate + at, mask=mask, other=0.0))
+    for t in tl.static_range(before):
+        of = offset + t - before
+        is_there = (slot != _NULL) & (of < 0) & (begin + of >= 0)
+        mask = _all_if(is_there, channels, dims)
+        kept = _load_kept(ring_ptr, source, begin + of, channels, mask, dims)
+        older = appended(older, kept)
+    for t in tl.static_range(BLOCK_T + before):
+        value = value_at(own, t)
+        if gate is not None:
+            value = _gated(value, value_at(factors, t))
+        if t < before:
+            value = tl.where(offset + t < before, value_at(older, t), value)
+        inputs = appended(inputs, value)
+    return inputs
+
+
+@jit
+def _convolve(inputs, weights, bias, t: tl.constexpr, silu: tl.constexpr, dims: tl.constexpr):
+    """The sum [1, C] of a token's inputs, those from t on."""
     width: tl.constexpr = dims.width
-    own, older = (), ()
+    total = tl.zeros(weights[0].shape, tl.float32)
     for j in tl.static_range(width):
-        of = tokens - (width - 1 - j)
-        own_at = (first + of) * dims.stride + channels
-        own = appended(own, _load_own(x, gate, own_at, real & (of >= 0)))
-    if has_older:
-        for j in tl.static_range(width - 1):
-            of = tokens - (width - 1 - j)
-            kept = _load_kept(ring_ptr, source, begin + of, channels, real & (of < 0), dims)
-            older = appended(older, kept)
-    total = tl.zeros(real.shape, tl.float32)
-    for j in tl.static_range(width):
-        value = value_at(own, j)
-        if has_older and j < width - 1:
-            value = tl.where(tokens >= width - 1 - j, value, value_at(older, j))
-        factor = _factor(weight_ptr, packed, j, channels, inside, dims)
-        total += value.to(tl.float32) * factor
-    return total, value_at(own, width - 1)
+        total += value_at(inputs, t + j).to(tl.float32) * value_at(weights, j)
+    if bias is not None:
+        total += bias
+    return total / (1.0 + tl.exp(-total)) if silu else total
 
 
 @jit(do_not_specialize=["num_certain"])
@@ -225,40 +243,32 @@ def convolution_kernel(
     BLOCK_C: tl.constexpr,  # noqa: N803
     overlap: tl.constexpr,
 ):
-    """A program takes BLOCK_T tokens of a row, all if it `enters` them, and BLOCK_C channels."""
+    """A program takes BLOCK_T tokens of a row, all if it `enters` them, and BLOCK_C channels.
+
+    A thread has its channels' inputs of all these tokens, each loaded once.
+    """
     begin_next(overlap)
     row, offset = tl.program_id(0), tl.program_id(2) * BLOCK_T
     channels = (tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]
     inside = channels < dims.channels
-    packed = _load_packed(weight_ptr, channels, inside, dims)
+    weights, bias = _load_weights(weight_ptr, channels, inside, dims), None
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + channels, mask=inside, other=0.0).to(tl.float32)
     wait_for_last(overlap)
     first, count, begin, slot, source, num_wanted = _load_row(rows, row, num_certain, dims)
     if offset < count:
-        tokens = (offset + tl.arange(0, BLOCK_T))[:, None]
-        real = inside & (tokens < count)
-        total = tl.zeros((BLOCK_T, BLOCK_C), tl.float32)
-        own = tl.zeros((BLOCK_T, BLOCK_C), x.dtype.element_ty)
-        if slot != _NULL:
-            if offset < dims.width - 1:
-                total, own = _convolve(
-                    *(x, before_ptr, ring_ptr, weight_ptr, packed, first, begin, source),
-                    *(tokens, channels, inside, real, True, dims),
-                )
-            else:
-                total, own = _convolve(
-                    *(x, before_ptr, ring_ptr, weight_ptr, packed, first, begin, source),
-                    *(tokens, channels, inside, real, False, dims),
-                )
-            if bias_ptr is not None:
-                total += tl.load(bias_ptr + channels, mask=inside, other=0.0).to(tl.float32)
-            if silu:
-                total = total / (1.0 + tl.exp(-total))
-        total = total.to(out_ptr.dtype.element_ty)
-        if after_ptr is not None:
-            factor = tl.load(after_ptr + (first + tokens) * dims.stride + channels, mask=real)
-            total = total.to(tl.float32) * factor.to(tl.float32)
-        address = out_ptr + (first + tokens) * dims.channels + channels
-        tl.store(address, total.to(out_ptr.dtype.element_ty), mask=real)
+        inputs = _inputs_of(
+            *(x, before_ptr, ring_ptr, first, count, begin, source, offset, slot),
+            *(channels, dims, BLOCK_T),
+        )
+        for t in tl.static_range(BLOCK_T):
+            real = _all_if(offset + t < count, channels, dims)
+            total = tl.where(slot != _NULL, _convolve(inputs, weights, bias, t, silu, dims), 0.0)
+            total = total.to(out_ptr.dtype.element_ty)
+            if after_ptr is not None:
+                after_at = (first + offset + t) * dims.stride + channels
+                total = _gated(total, tl.load(after_ptr + after_at, mask=real, other=0.0))
+            tl.store(out_ptr + (first + offset + t) * dims.channels + channels, total, mask=real)
         if enters and slot != _NULL:
             if num_wanted > 0:
                 _copy_snapshots(
@@ -267,10 +277,11 @@ def convolution_kernel(
                 )
             tl.debug_barrier()  # what was read before is replaced by the live slot's inputs
             if source == slot:  # it has its older inputs already
-                positions = begin + tokens
-                kept = real & (tokens >= count - dims.length)
-                own_ptr = ring_ptr + (slot * dims.length + positions % dims.length) * dims.channels
-                tl.store(own_ptr + channels, own, mask=kept)
+                for t in tl.static_range(BLOCK_T):
+                    kept = _all_if((t < count) & (t >= count - dims.length), channels, dims)
+                    at = (slot * dims.length + (begin + t) % dims.length) * dims.channels
+                    own = value_at(inputs, t + dims.width - 1)
+                    tl.store(ring_ptr + at + channels, own, mask=kept)
             else:
                 _copy_inputs(
                     *(x, before_ptr, ring_ptr, first, begin, source, 0, begin + count, slot),

@@ -24,6 +24,7 @@ from engine.kernels.experts.products import (
     Fp8ExpertProduct,
 )
 from engine.kernels.experts.routing import Routing, RoutingRules, choose_experts
+from engine.kernels.experts.weights import DenseExperts
 from engine.kernels.norm import rms_norm_torch
 from engine.kernels.skinny import Norm
 from sampling.device.triton_support import INTERPRETED
@@ -211,10 +212,37 @@ def test_tiles_of_every_size_give_one_product(device: str) -> None:
         torch.testing.assert_close(out, outs[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("gate", "channels"), [(SILU, 128), (RELU2, 128), (None, 256), (None, 96)])
+def test_tiles_of_many_pairs_give_the_product_of_small_ones(
+    gate: str | None, channels: int, device: str
+) -> None:
+    """Of experts with up to 32 pairs more than their tiles, just as many, and more than these."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    counts = torch.tensor([150, 160, 161, 129])
+    num_pairs, width = int(counts.sum()), 128
+    ids = torch.arange(4, dtype=torch.int32).repeat_interleave(counts)[:, None].to(device)
+    x = some_rows(num_pairs, width, dtype, device)
+    rows = channels * (num_products(gate) if gate else 1)
+    values = some_rows(4 * rows, width, dtype, device) / width**0.5
+    weight = DenseExperts(values.view(4, rows, width))
+    tiles = Tile(32, 32, 32, 2, 4), tile_of(64 * num_pairs, 4, channels, gate)
+    assert tiles[1].pairs == 128
+    assert tiles[1].more
+    small, many = (
+        grouped_linear(x, weight, None, group_pairs(ids, 4), 1, gate, tile) for tile in tiles
+    )
+    # Each of 128 sums loses half an eps of float32 of what is summed, 7 at most; a gate multiplies
+    # two of the results, 4 at most. Then each is rounded.
+    rtol = torch.finfo(dtype).eps
+    torch.testing.assert_close(many, small, rtol=rtol, atol=8 * 128 * 7 * 2**-24)
+
+
 def test_tiles_hold_the_pairs_of_most_experts() -> None:
-    assert tile_of(8, 128, gated=True).pairs == 16
-    assert tile_of(256 * 8, 128, gated=True).pairs == 32
-    assert tile_of(8192 * 8, 128, gated=False).pairs == 128
+    assert tile_of(8, 128, 1024, "silu").pairs == 16
+    assert tile_of(256 * 8, 128, 1024, "silu").pairs == 32
+    assert tile_of(8192 * 8, 128, 2048, None)[:2] == (128, 256)
+    assert tile_of(8192 * 8, 128, 2688, None)[:2] == (128, 128)  # ten tiles and a half
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.kernels.recurrent import chunk_products
 from engine.kernels.recurrent.convolution import (
     MOST_ENTERED,
     Convolution,
@@ -40,7 +41,13 @@ BF16 = torch.bfloat16
     ],
 )
 def test_recurrences(
-    heads: int, key_heads: int, k: int, v: int, delta: bool, by_channel: bool
+    heads: int,
+    key_heads: int,
+    k: int,
+    v: int,
+    delta: bool,
+    by_channel: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     num_tokens, length = 4, drafted_length(3)
     channels = (k,) if by_channel else ()
@@ -69,10 +76,13 @@ def test_recurrences(
     with compiled_only() as compiled:
         recurrence_serial(inputs, rule, weights, memory, rows, Extent(num_tokens, 1))
         recurrence_chunked(inputs, rule, weights, memory, rows, Extent(num_tokens))
+        monkeypatch.setattr(chunk_products, "ENOUGH", 0)  # of many chunks
+        recurrence_chunked(inputs, rule, weights, memory, rows, Extent(num_tokens))
     made = "_channel_products_kernel" if by_channel else "_products_kernel"
     assert compiled.names == {"_serial_kernel", made, "_scan_kernel"}
     for kernel in compiled.compiled.values():  # a scan needs more than there are
-        assert kernel.stack == 0 or kernel.name == "_scan_kernel", kernel
+        is_tight = kernel.name == "_scan_kernel" or kernel.registers == chunk_products.REGISTERS
+        assert kernel.stack == 0 or is_tight, kernel
 
 
 @pytest.mark.parametrize("rows", [1, 400])

@@ -234,5 +234,5 @@ def test_bits_do_not_depend_on_the_shape_of_a_launch(
 
 def test_few_rows_have_many_programs() -> None:
     assert decode_shape(1, 10_240, 1) == TileShape(1, 128, 1)
-    assert decode_shape(256, 10_240, 1) == TileShape(1, 512, 4)
-    assert decode_shape(256, 10_240, 4) == TileShape(4, 128, 4)
+    assert decode_shape(256, 10_240, 1) == TileShape(1, 512, 2)
+    assert decode_shape(256, 10_240, 4) == TileShape(4, 256, 2)
