@@ -44,8 +44,12 @@ def root_hash(salt: str = "", adapter: bytes = b"") -> bytes:
 
 
 def versioned_salt(salt: str, num_updates: int) -> str:
-    """A salt that prefixes share which were computed after as many updates of the weights."""
-    return f"{num_updates}/{salt}" if num_updates else salt
+    """A salt that prefixes share which were computed after as many updates of the weights.
+
+    The count is there before the first update too: without it, a salt that begins with a number
+    would name prefixes of that update.
+    """
+    return f"{num_updates}/{salt}"
 
 
 def chain_hash(parent: bytes, token_ids: bytes) -> bytes:

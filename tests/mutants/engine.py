@@ -112,6 +112,18 @@ ENGINE = (
         ("tests/engine/memory/test_blocks.py::test_hash_chain_depends_on_everything_before",),
     ),
     Mutant(
+        "a-salt-names-blocks-of-an-update-before-the-first-one",
+        "engine/memory/blocks.py",
+        '    return f"{num_updates}/{salt}"\n',
+        '    return f"{num_updates}/{salt}" if num_updates else salt\n',
+        (
+            "tests/engine/memory/test_blocks.py"
+            "::test_no_salt_is_that_of_another_after_other_updates",
+            "tests/engine/control/test_command_queue.py"
+            "::test_a_salt_does_not_name_prefixes_of_other_weights",
+        ),
+    ),
+    Mutant(
         "blocks-are-shared-across-versions-of-an-adapter",
         "engine/planning/prefixes.py",
         'b"" if choice.adapter is None else choice.adapter.digest',

@@ -309,6 +309,17 @@ def test_no_prefix_of_other_weights_is_found(prefix_caching: bool) -> None:
     assert loop.scores == [Finish.LENGTH] * 2
 
 
+def test_a_salt_does_not_name_prefixes_of_other_weights() -> None:
+    prompt = list(range(1, 13))
+    loop = Loop(budget=64)
+    loop.submit(1, prompt, cache_salt="1/x")
+    loop.settle()
+    change(loop, "v1", 1)
+    loop.submit(2, prompt, cache_salt="x")
+    loop.settle()
+    assert loop.inbox.cached[2] == 0
+
+
 def test_a_prompt_is_never_computed_by_two_weights() -> None:
     loop = Loop(budget=4)
     prompt = list(range(1, 13))

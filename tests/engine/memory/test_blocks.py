@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from engine.memory.blocks import NULL_BLOCK, BlockPool, block_hashes
+from engine.memory.blocks import NULL_BLOCK, BlockPool, block_hashes, versioned_salt
 
 
 def hashes(*token_ids: int, salt: str = "") -> list[bytes]:
@@ -19,6 +19,13 @@ def test_hash_chain_depends_on_everything_before() -> None:
     assert hashes(1, 2, 3, 4)[1] != hashes(9, 2, 3, 4)[1]
     assert hashes(1, 2, salt="a") != hashes(1, 2, salt="b")
     assert len(hashes(1, 2, 3)) == 1, "only full blocks have a hash"
+
+
+def test_no_salt_is_that_of_another_after_other_updates() -> None:
+    """Salts are clients' to choose; one must not name the prefixes that old weights computed."""
+    salts = ["", "x", "0/x", "1/x", "1/", "/x", "1/1/x", "11/x"]
+    versioned = {versioned_salt(salt, count) for salt in salts for count in (0, 1, 11)}
+    assert len(versioned) == 3 * len(salts)
 
 
 def test_null_block_is_never_granted() -> None:

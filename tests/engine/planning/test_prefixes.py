@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.arrays import Int32Array
 from engine.config import CacheConfig
-from engine.memory.blocks import BlockPool, block_hashes
+from engine.memory.blocks import BlockPool, block_hashes, versioned_salt
 from engine.messages.request import Request
 from engine.planning.prefixes import PrefixIndex
 from engine.rows import Choice, RowTable
@@ -75,7 +75,8 @@ def test_generated_tokens_continue_the_chain_of_the_prompt() -> None:
     for num_known in (9, 13, 20):
         setup.register(row, num_known, num_known)
     whole: Int32Array = np.array(prompt + generated, dtype=np.int32)
-    assert setup.pool.match(block_hashes(whole, SIZE)) == setup.table.blocks[row]
+    hashes = block_hashes(whole, SIZE, versioned_salt("", 0))
+    assert setup.pool.match(hashes) == setup.table.blocks[row]
     assert setup.found(choice([*prompt, *generated])) == setup.table.blocks[row]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.memory.blocks import block_hashes
+from engine.memory.blocks import block_hashes, versioned_salt
 from engine.messages.request import ScoringRequest
 from engine.scoring.progress import ScoringProgress
 
@@ -39,7 +39,9 @@ def test_items_are_preceded_by_the_rest_of_the_query() -> None:
     assert each.layout.token_ids.tolist() == [5, 6, 50, 5, 6, 60, 61]
     assert each.layout.offsets.tolist() == [0, 3, 7]
     assert each.layout.longest == 1
-    assert each.hashes == block_hashes(np.array([1, 2, 3, 4], dtype=np.int32), SIZE)
+    assert each.hashes == block_hashes(
+        np.array([1, 2, 3, 4], dtype=np.int32), SIZE, versioned_salt("", 0)
+    )
     assert each.values.shape == (2, 2)
     assert each.others.shape == (2,)
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from engine.config import CacheConfig, SchedulerConfig
-from engine.memory.blocks import BlockPool, block_hashes
+from engine.memory.blocks import BlockPool, block_hashes, versioned_salt
 from engine.messages.request import ScoringRequest
 from engine.scoring.queue import ScoringQueue
 from tests.engine.scoring.scoring_fake import ScoringFake, scoring
@@ -160,7 +160,7 @@ def test_nothing_is_entered_for_a_request_that_ended_while_its_step_ran() -> Non
     assert setup.ended == [1]
     setup.turn()
     assert setup.ended == [1]
-    assert setup.pool.match(block_hashes(asked.query_token_ids, 4)) == []
+    assert setup.pool.match(block_hashes(asked.query_token_ids, 4, versioned_salt("", 0))) == []
 
 
 def test_gauges_and_counters() -> None:
