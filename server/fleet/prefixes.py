@@ -34,12 +34,10 @@ def prefix_hashes(token_ids: Int32Array, salt: str = "", adapter: str = "") -> l
     num_blocks = min(len(token_ids) // BLOCK_TOKENS, MAX_BLOCKS)
     raw = token_ids[: num_blocks * BLOCK_TOKENS].astype("<i4").tobytes()
     size = 4 * BLOCK_TOKENS
-    salts = f"{salt}\0{adapter}" if adapter else salt
-    hasher = blake2b(blake2b(salts.encode()).digest(), digest_size=_HASH_BYTES)
-    hashes = []
-    if adapter:
-        own = blake2b(adapter.encode(), digest_size=_HASH_BYTES).digest()
-        hashes.append(int.from_bytes(own, "little"))
+    own = blake2b(adapter.encode(), digest_size=_HASH_BYTES).digest() if adapter else b""
+    # The adapter is a key: were it written beside the salt, a salt could contain it.
+    hasher = blake2b(blake2b(salt.encode(), key=own).digest(), digest_size=_HASH_BYTES)
+    hashes = [int.from_bytes(own, "little")] if adapter else []
     for start in range(0, len(raw), size):
         hasher.update(raw[start : start + size])
         hashes.append(int.from_bytes(hasher.copy().digest(), "little"))

@@ -11,8 +11,8 @@ from server.fleet.prefixes import BLOCK_TOKENS, MAX_BLOCKS, prefix_hashes
 TOKENS = st.lists(st.integers(0, 3), max_size=5 * BLOCK_TOKENS)
 
 
-def hashes(ids: list[int], salt: str = "") -> list[int]:
-    return prefix_hashes(np.array(ids, dtype=np.int32), salt)
+def hashes(ids: list[int], salt: str = "", adapter: str = "") -> list[int]:
+    return prefix_hashes(np.array(ids, dtype=np.int32), salt, adapter)
 
 
 @given(TOKENS, TOKENS, TOKENS)
@@ -38,6 +38,14 @@ def test_only_full_blocks_count_and_not_too_many() -> None:
 def test_salts_share_nothing() -> None:
     ids = [1] * BLOCK_TOKENS
     assert len({hashes(ids)[0], hashes(ids, "a")[0], hashes(ids, "b")[0]}) == 3
+
+
+def test_no_salt_is_like_an_adapter() -> None:
+    """Nor like another salt with an adapter, wherever the two might be put together."""
+    ids = [1] * BLOCK_TOKENS
+    pairs = [("a", "b"), ("a\0b", ""), ("a\0", "b"), ("", "b"), ("\0b", ""), ("ab", ""), ("b", "")]
+    pairs += [("a\0b", "c"), ("a", "b\0c")]
+    assert len({hashes(ids, *pair)[-1] for pair in pairs}) == len(pairs)
 
 
 def test_every_process_hashes_alike() -> None:
