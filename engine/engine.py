@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.contracts.adapters import AdapterReader
+from engine.contracts.adapters import AdapterReader, no_adapter
 from engine.contracts.info import EngineInfo
 from engine.contracts.runner import Runner
 from engine.control.held_engine import HeldEngine
@@ -93,7 +93,8 @@ class Engine:
         if refusal := self._refusal(request):
             self._end(choices, Finish.ERROR, refusal)
         elif not self._prerequisites.adopt(choices):
-            self._end(choices, Finish.ADAPTER, f"no adapter {request.adapter!r} is loaded")
+            words = no_adapter(request.adapter, request.adapter_digest)
+            self._end(choices, Finish.ADAPTER, words)
         elif request.is_constrained and self._parts.grammars is None:
             self._end(choices, Finish.GRAMMAR, self.info.grammar_error or "no grammars")
         else:

@@ -22,6 +22,7 @@ from engine.contracts.adapters import (
     AdapterVersion,
     NamedAdapter,
     Ready,
+    no_adapter,
 )
 from engine.errors import AdapterError, ControlError, kind_and_line
 from engine.rows import Choice
@@ -115,10 +116,14 @@ class AdapterRegistry:
 
     # -- users ------------------------------------------------------------------------------
 
-    def take(self, name: str, num_users: int = 1) -> AdapterVersion | None:
-        """Keep the version that a name stands for; None where nothing has that name."""
+    def take(self, name: str, num_users: int = 1, *, digest: str = "") -> AdapterVersion | None:
+        """Keep the version that a name stands for; None where nothing has that name.
+
+        Args:
+            digest: as of `Request.adapter_digest`; None where the version has another.
+        """
         version = self._named.get(name)
-        if version is None:
+        if version is None or not version.is_of(digest):
             return None
         version.num_users += num_users
         self._note_use(version)
@@ -131,20 +136,29 @@ class AdapterRegistry:
 
     def adopt(self, choices: list[Choice]) -> bool:
         """Give choices the adapter that their request names; False where there is none."""
-        if not (name := choices[0].request.adapter):
+        request = choices[0].request
+        if not request.adapter:
             return True
-        version = self.take(name, len(choices))
+        version = self.take(request.adapter, len(choices), digest=request.adapter_digest)
         for choice in choices:
             choice.adapter = version
         return version is not None
 
-    def await_read(self, version: AdapterVersion, ready: Ready) -> None:
-        """Call `ready` when a version that is not on the host is there."""
+    def await_read(self, version: AdapterVersion, ready: Ready, digest: str = "") -> None:
+        """Call `ready` when a version that is not on the host is there.
+
+        Its folder may hold another adapter by then: that is not for who asked by a `digest`.
+        """
+
+        def found(error: str | None) -> None:
+            is_other = error is None and not version.is_of(digest)
+            ready(no_adapter(version.name, digest) if is_other else error)
+
         if version.reading is None:
             version.number = next(self._numbers)
-            self._read(version, ready)
+            self._read(version, found)
         else:
-            version.waiting.append(ready)
+            version.waiting.append(found)
 
     def leave(self, version: AdapterVersion) -> None:
         """End what `take` began, for one user."""

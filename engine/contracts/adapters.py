@@ -101,7 +101,18 @@ class AdapterVersion:
     slot: int = NO_SLOT
     waiting: list[Ready] = field(default_factory=list)
 
+    def is_of(self, digest: str) -> bool:
+        """Whether a request may have it that names this digest, as of `Request.adapter_digest`."""
+        return digest in ("", self.digest.hex())
+
     @property
     def is_there(self) -> bool:
         """Whether it is on the host."""
         return self.reading is not None and self.reading.done() and not self.waiting
+
+
+def no_adapter(name: str, digest: str) -> str:
+    """Why a request gets no adapter: nothing has its name, or not what it had by its digest."""
+    if digest:
+        return f"the adapter {name!r} was replaced while the request was answered; send it again"
+    return f"no adapter {name!r} is loaded"

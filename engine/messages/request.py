@@ -106,6 +106,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         cache_salt: enters the prefix hashes, so that only equal salts share blocks.
         name: by which the request can be aborted from any frontend; need not be unique.
         adapter: name of the adapter that it is drawn with; empty for the base model.
+        adapter_digest: the adapter's, as of `NamedAdapter`: where the name stands for another, the
+            request ends; empty for whatever it stands for.
         grammar: restricts each choice's tokens.
         thinking_budget: bounds each choice's thoughts.
         routes: each choice reports which experts its tokens took.
@@ -124,6 +126,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     name: str = ""
     adapter: str = ""
+    adapter_digest: str = ""
     grammar: Grammar | None = None
     thinking_budget: ThinkingBudget | None = None
     routes: RoutesParams | None = None
@@ -168,7 +171,7 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
         embeds: hidden states are read instead of logprobs; `id_lists` is then [1, 0].
         priority: as `Request.priority`.
         cache_salt: as `Request.cache_salt`.
-        adapter: as `Request.adapter`.
+        adapter, adapter_digest: as `Request` has them.
     """
 
     handle: int
@@ -182,6 +185,7 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     adapter: str = ""
+    adapter_digest: str = ""
 
 
 class FrontendMessage(msgspec.Struct, frozen=True, kw_only=True):

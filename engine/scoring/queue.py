@@ -13,7 +13,7 @@ from functools import partial
 
 from engine.adapters.registry import AdapterRegistry
 from engine.config import CacheConfig, SchedulerConfig
-from engine.contracts.adapters import AdapterVersion
+from engine.contracts.adapters import AdapterVersion, no_adapter
 from engine.contracts.runner import StepFailedError, result_of
 from engine.contracts.scoring import ScoringRunner
 from engine.memory.blocks import BlockPool
@@ -97,7 +97,7 @@ class ScoringQueue:
         """Queue a request, which must fit the context."""
         adapter = None
         if self._adapters is not None and request.adapter:
-            adapter = self._adapters.take(request.adapter)
+            adapter = self._adapters.take(request.adapter, digest=request.adapter_digest)
         progress = self._progress(frontend, request, arrival, adapter)
         self._unfinished[frontend, request.handle] = progress
         pool = self._snapshots
@@ -105,7 +105,8 @@ class ScoringQueue:
             self._end(progress, Finish.ERROR, "there is no memory for snapshots of states")
             return
         if request.adapter and adapter is None:
-            self._end(progress, Finish.ADAPTER, f"no adapter {request.adapter!r} is loaded")
+            words = no_adapter(request.adapter, request.adapter_digest)
+            self._end(progress, Finish.ADAPTER, words)
         else:
             self._begin(progress)
 
@@ -115,7 +116,8 @@ class ScoringQueue:
         if self._adapters is None or adapter is None or adapter.is_there:
             self._line.push(progress)
         else:
-            self._adapters.await_read(adapter, partial(self._go_on, progress))
+            digest = progress.request.adapter_digest
+            self._adapters.await_read(adapter, partial(self._go_on, progress), digest)
 
     def _go_on(self, progress: ScoringProgress, error: str | None) -> None:
         """Let a request wait for blocks whose adapter is there, or say why it is not."""

@@ -60,7 +60,8 @@ class Prerequisites:
         """Let choices wait for what they lack, in order."""
         adapter = choices[0].adapter
         if self._adapters is not None and adapter is not None and not adapter.is_there:
-            self._adapters.await_read(adapter, partial(self._go_on, choices))
+            digest = choices[0].request.adapter_digest
+            self._adapters.await_read(adapter, partial(self._go_on, choices), digest)
             return
         is_constrained = choices[0].request.is_constrained
         if not (is_constrained and self._grammars and self._grammars.hold(choices)):

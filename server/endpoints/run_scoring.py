@@ -25,6 +25,7 @@ async def run_scoring(
     context: Context,
     *,
     model: str | None,
+    adapter_digest: str = "",
 ) -> ItemScores:
     """The engine's answer; the request ends there if nobody waits for it any more.
 
@@ -32,6 +33,7 @@ async def run_scoring(
         request_of: makes the engine's request of its handle.
         num_prompt_tokens: tokens that are billed.
         model: the checked name of the model or adapter that is asked.
+        adapter_digest: as of `Request.adapter_digest`.
 
     Raises:
         ApiError: the engine failed, or is gone.
@@ -41,7 +43,7 @@ async def run_scoring(
     reason = "error"
     try:
         adapter = adapter_of(model, context.config)
-        scores = await _submitted(request_of, adapter, context)
+        scores = await _submitted(request_of, adapter, adapter_digest, context)
         if scores.finish != Finish.LENGTH:
             raise failed_request(scores.finish, scores.error)
         reason = "length"
@@ -72,11 +74,13 @@ async def side_by_side(runs: Sequence[Coroutine[Any, Any, Found]]) -> list[Found
 
 
 async def _submitted(
-    request_of: Callable[[int], ScoringRequest], adapter: str, context: Context
+    request_of: Callable[[int], ScoringRequest], adapter: str, digest: str, context: Context
 ) -> ItemScores:
     engine = context.engine
     request = request_of(engine.new_handle())
-    submission = engine.score(structs.replace(request, adapter=adapter) if adapter else request)
+    if adapter:
+        request = structs.replace(request, adapter=adapter, adapter_digest=digest)
+    submission = engine.score(request)
     context.admission.enter(submission)
     try:
         async for _ in submission:

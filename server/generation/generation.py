@@ -131,6 +131,7 @@ class Generation:
             cache_salt=spec.cache_salt,
             name=spec.name_of(prompt_idx),
             adapter=prepared.adapter,
+            adapter_digest=spec.adapter_digest,
             grammar=prepared.grammar,
             thinking_budget=spec.constraints.budget,
             routes=spec.form.routes,

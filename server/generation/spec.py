@@ -42,6 +42,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
         prompt_names: names each prompt's request, by which it may be aborted; without them all have
             the reply's id.
         stream_interval: tokens between two chunks of a stream, at least.
+        adapter_digest: as of `Request.adapter_digest`.
         add_special_tokens: the tokenizer adds its beginning of text to prompts that are texts.
         truncation: None leaves prompts whole.
     """
@@ -58,6 +59,7 @@ class GenerationSpec(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     priority: int = 0
     cache_salt: str = ""
+    adapter_digest: str = ""
     prompt_names: tuple[str, ...] = ()
     stream_interval: int = 1
     add_special_tokens: bool = True

@@ -23,6 +23,15 @@ def model_not_found(message: str) -> ApiError:
     return ApiError(404, message, param="model", code="model_not_found")
 
 
+def adapter_digest(name: str | None, config: ServerConfig, state: EngineState) -> str:
+    """The digest of the adapter that a checked name stands for now; empty for the base.
+
+    Requests that have it are answered by that adapter, or not at all.
+    """
+    adapter = adapter_of(name, config)
+    return next((each.digest for each in state.adapters if each.name == adapter), "")
+
+
 def adapter_of(name: str | None, config: ServerConfig) -> str:
     """The adapter of a checked name, as the engine knows it; empty for the base.
 

@@ -23,6 +23,7 @@ from server.endpoints.decisions.wording import WORDING, Wording
 from server.endpoints.run_scoring import run_scoring, side_by_side
 from server.http.account import DecisionCounts, GenerationReport, account_of
 from server.http.disconnect import CancelOnDisconnect
+from server.schema.model_name import adapter_digest
 from server.scoring.frames import ReplyFrame
 from server.text.shared_prefix import PrefixedTexts
 from server.text.tokenizer import INLINE_CHARS, TEXT_CHARS
@@ -75,6 +76,8 @@ async def decide(
         request_id: the end of the reply's id.
     """
     config, account = context.config, account_of(request.scope)
+    # An adapter's name may stand for another after each await.
+    digest = adapter_digest(model, config, context.engine.state)
     reply_id = f"decision-{request_id or account.request_id or secrets.token_hex(16)}"
     wording = _wording(config.decision_template or WORDING)
     reader = DecisionReader(context.readers, wording, context.info, config.max_scoring_tokens)
@@ -83,7 +86,14 @@ async def decide(
     with CancelOnDisconnect(request.receive):
         states = [state, emptied(state)] if prior else [state]
         served = model or config.model_names[0]
-        thinks = partial(think, place=state.place, model=served, reply_id=reply_id, context=context)
+        thinks = partial(
+            think,
+            place=state.place,
+            model=served,
+            digest=digest,
+            reply_id=reply_id,
+            context=context,
+        )
         prompts, thoughts = await _prompts(states, frame, questions, reading, reader, thinks)
         of_prompts = sum(each.num_prompt_tokens for each in prompts)
         num_read = of_prompts if thoughts is None else thoughts.num_prompt_tokens
@@ -92,7 +102,8 @@ async def decide(
             GenerationReport, config.model_names[0], reply_id, num_read, num_generated=num_thought
         )
         account.report = partial(report, num_cached=0)
-        scores = await _scores(prompts, model, context)
+        asks_once = thoughts is None and not prior
+        scores = await _scores(prompts, model, "" if asks_once else digest, context)
     of_scores = sum(each.num_cached for each in scores)
     num_cached = of_scores if thoughts is None else thoughts.num_cached
     pairs = list(zip(prompts, scores, strict=True))
@@ -148,12 +159,10 @@ async def _at_once(function: Callable[..., Any], *args: Any) -> Any:
 
 
 async def _scores(
-    prompts: Sequence[DecisionPrompts], model: str | None, context: Context
+    prompts: Sequence[DecisionPrompts], model: str | None, digest: str, context: Context
 ) -> list[ItemScores]:
-    runs = [
-        run_scoring(each.spec.request, each.num_prompt_tokens, context, model=model)
-        for each in prompts
-    ]
+    ask = partial(run_scoring, context=context, model=model, adapter_digest=digest)
+    runs = [ask(each.spec.request, each.num_prompt_tokens) for each in prompts]
     return await side_by_side(runs)
 
 

@@ -46,6 +46,7 @@ async def think(
     *,
     place: str,
     model: str,
+    digest: str,
     reply_id: str,
     context: Context,
 ) -> Thoughts:
@@ -56,8 +57,10 @@ async def think(
         marker: what the model ends it with.
         place: the request's field that has the state, for errors.
         model: the checked name of the model or adapter that thinks.
+        digest: as of `Request.adapter_digest`.
     """
     spec = await _spec(openings, marker, reading, place, model, reply_id, context)
+    spec = structs.replace(spec, adapter_digest=digest)
     generation = Generation(await prepare(spec, context))
     await generation.submit()
     with generation:

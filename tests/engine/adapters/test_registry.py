@@ -85,6 +85,17 @@ def test_names_count_their_versions() -> None:
     adapters.registry.check(is_idle=True)
 
 
+def test_a_version_that_is_named_no_longer_is_not_taken_for_another() -> None:
+    adapters = Adapters()
+    adapters.load("sql", "a")
+    first, digest = adapters.take("sql"), b"a".hex()
+    assert adapters.registry.take("sql", digest=digest) is first
+    adapters.load("sql", "b", replaces=True)
+    assert adapters.registry.take("sql", digest=digest) is None
+    assert first.num_users == 2, "nobody more has it"
+    assert adapters.registry.take("sql", digest=b"b".hex()) is adapters.take("sql")
+
+
 def test_two_loads_of_a_name_at_once() -> None:
     adapters = Adapters()
     for path in "ab":
@@ -158,6 +169,20 @@ def test_an_adapter_over_the_limit_is_read_again() -> None:
     assert len(adapters.reader.held) == 2, "y was dropped"
     adapters.registry.leave(x)
     adapters.registry.check(is_idle=True)
+
+
+def test_a_folder_that_holds_another_adapter_is_not_for_who_asked_by_the_digest() -> None:
+    adapters = Adapters(max_cpu_loras=1)
+    adapters.load("x", "a")
+    x = adapters.take("x")
+    adapters.registry.leave(x)
+    adapters.load("y", "b")
+    x.source = AdapterSource("another")
+    said: list[str | None] = []
+    for digest in ("", b"a".hex(), b"another".hex()):
+        adapters.registry.await_read(x, said.append, digest)
+    adapters.settle()
+    assert [words is None for words in said] == [True, False, True]
 
 
 def test_an_adapter_over_the_limit_is_the_one_left_longest_ago() -> None:

@@ -237,13 +237,16 @@ def test_a_running_choice_keeps_the_adapter_it_began_with(made: Models) -> None:
     engine = build_engine(config_of(made, adapters={"modules": made.modules[:1]}))
     prompt, inbox, ends = [9, 8, 7, 6, 5], Inbox(), Ends()
     own: dict[str, Any] = {"params": GREEDY, "max_tokens": NUM_TOKENS, "adapter": "one"}
-    engine.submit(FRONTEND, request(0, prompt, **own))
+    assert engine.adapters is not None
+    [began] = [each.digest for each in engine.adapters.named if each.name == "one"]
+    engine.submit(FRONTEND, request(0, prompt, **own, adapter_digest=began))
     step(engine, inbox, 3)
     ends.load(engine, "one", made.folder / "two", replaces=True)
     for _ in settled(engine, ends, 1):
         assert engine.adapters is not None
         engine.adapters.settle()
     engine.submit(FRONTEND, request(1, prompt, **own))
+    engine.submit(FRONTEND, request(3, prompt, **own, adapter_digest=began))
     step(engine, inbox, 2)
     assert engine.adapters is not None
     engine.adapters.unload("one")
@@ -253,6 +256,8 @@ def test_a_running_choice_keeps_the_adapter_it_began_with(made: Models) -> None:
     assert inbox.tokens[1, 0] == made.greedy("two", prompt)
     assert inbox.finish[2, 0] == Finish.ADAPTER
     assert "no adapter 'one'" in inbox.errors[2]
+    assert inbox.finish[3, 0] == Finish.ADAPTER
+    assert "the adapter 'one' was replaced" in inbox.errors[3]
     assert engine.adapters.named == ()
 
 

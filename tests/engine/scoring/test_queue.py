@@ -202,8 +202,9 @@ def test_queries_of_an_adapter_that_was_read_again_share_blocks_by_its_new_hash(
         registry.load(name, AdapterSource(name), replaces=False, done=lambda error: None)
         registry.settle()
 
-    def num_cached(handle: int) -> int:
-        asked = structs.replace(scoring(handle, list(range(1, 9)), [[9]]), adapter="x")
+    def num_cached(handle: int, digest: str = "") -> int:
+        asked = scoring(handle, list(range(1, 9)), [[9]])
+        asked = structs.replace(asked, adapter="x", adapter_digest=digest)
         queue.submit(FRONTEND, asked, handle)
         registry.settle()
         while queue.has_work:
@@ -218,6 +219,13 @@ def test_queries_of_an_adapter_that_was_read_again_share_blocks_by_its_new_hash(
     load("z")
     reader.digests["x"] = b"another"
     assert [num_cached(handle) for handle in (4, 5)] == [0, 8]
+    assert num_cached(6, b"another".hex()) == 8
+    load("y2")
+    reader.digests["x"] = b"a third"
+    for handle, digest in ((7, b"x".hex()), (8, b"another".hex()), (9, b"another".hex())):
+        num_cached(handle, digest)
+        assert answers[-1].finish == Finish.ADAPTER
+        assert "'x' was replaced" in str(answers[-1].error)
 
 
 def test_hidden_states_are_read_beside_logprobs() -> None:

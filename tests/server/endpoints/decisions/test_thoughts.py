@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from engine.contracts.adapters import NamedAdapter
+from engine.contracts.control import EngineState
+from engine.messages.request import Request, ScoringRequest
 from engine.messages.step_output import Finish
 from server.endpoints.decisions.reply_schema import DecisionsReply
 from tests.collector import attributes, collecting
@@ -51,6 +54,30 @@ async def test_labels_are_read_after_the_closed_thought() -> None:
         shared = len(site.engine.scored[-1].query_token_ids)
         assert usage["input_tokens"] == sum(map(len, openings)) - shared
         DecisionsReply.model_validate(reply)
+
+
+async def test_an_adapter_that_is_replaced_meanwhile_does_not_answer() -> None:
+    """The engine is asked for the version that thinks; where that has gone, it refuses."""
+    first = NamedAdapter("sql", "/adapters/sql", 1, "01")
+    engine = thinker()
+    said = engine.script
+
+    def replace(request: Request, choice: int, position: int) -> int | Finish:
+        engine.state = EngineState(adapters=(first._replace(version=2, digest="02"),))
+        engine.scoring_finish = Finish.ADAPTER
+        return said(request, choice, position)
+
+    engine.state, engine.script = EngineState(adapters=(first,)), replace
+    async with in_process(engine, chat_template=TEMPLATE, enable_lora=True) as site:
+        await post(site, 404, model="sql", reasoning={"budget": 40})
+        asked: list[Request | ScoringRequest] = [*engine.requests, *engine.scored]
+        assert {(each.adapter, each.adapter_digest) for each in asked} == {("sql", "01")}
+        assert len(engine.scored) == 1
+        engine.scoring_finish = Finish.LENGTH
+        await post(site, model="sql")
+        assert engine.scored[-1].adapter_digest == "", "asked once, whatever the name stands for"
+        await post(site, model="sql", prior="content_free")
+        assert [each.adapter_digest for each in engine.scored[-2:]] == ["02", "02"]
 
 
 async def test_input_tokens_are_those_of_the_same_questions_without_thoughts() -> None:
