@@ -59,11 +59,16 @@ def reading_of(body: ReadingFields, salt: str, config: ServerConfig) -> Reading:
 
 
 def salt_of(body: DecisionsRequest) -> str:
-    """What the blocks of a request's prompts are shared by; a new one where nothing is reused."""
+    """What the blocks of a request's prompts are shared by; a new one where nothing is reused.
+
+    A salt alone is what other endpoints have for it. With a key, and where it looks like one with a
+    key, its length goes ahead, so that no two pairs are the same.
+    """
     options = body.prompt_cache_options
     if options is not None and options.mode == _EXPLICIT and not any(_breakpoints(body)):
         return secrets.token_hex(16)
-    return "\0".join(part for part in (body.cache_salt, body.prompt_cache_key) if part)
+    salt, key = body.cache_salt or "", body.prompt_cache_key or ""
+    return f"\0{len(salt)}\0{salt}{key}" if key or salt.startswith("\0") else salt
 
 
 def _breakpoints(body: DecisionsRequest) -> Iterator[DecisionPart]:

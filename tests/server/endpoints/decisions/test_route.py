@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -166,8 +167,10 @@ async def test_keys_and_salts_part_the_cache(chat: Site) -> None:
 
     explicit = {"prompt_cache_options": {"mode": "explicit", "ttl": "30m"}}
     assert await salt() == ""
-    assert await salt(prompt_cache_key="k") == "k"
-    assert await salt(prompt_cache_key="k", cache_salt="s") == "s\0k"
+    assert await salt(cache_salt="s") == "s", "as every other endpoint has it"
+    pairs = list(product(["", "a", "\0", "a\0b", "\0a", "1\0a", "\0001\0a"], repeat=2))
+    parted = [await salt(cache_salt=first, prompt_cache_key=key) for first, key in pairs]
+    assert len(set(parted)) == len(pairs)
     assert await salt(**explicit) != await salt(**explicit), "nothing is reused"
     part = {"type": "input_text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}
     assert await salt(input=[{"role": "user", "content": [part]}], **explicit) == ""
