@@ -240,7 +240,9 @@ class Engine:
     def _forget(self, choice: Choice) -> None:
         """Strike an ended choice from the books; choices that waited for its prompt go on."""
         self._unfinished.end(choice)
+        self._arrivals.forget(choice)
         self._prerequisites.forget(choice)
+        self._scheduler.forget(choice)
         row, known = choice.row, len(choice.token_ids)
         known = known if row is None else int(self._table.num_known[row])
         self._timings.ended(choice, known - choice.prompt_len)

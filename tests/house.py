@@ -15,7 +15,7 @@ CONTRACTS = {
     },
     "engine": {
         *("arrays", "awake", "batch", "config", "errors", "logs", "plan"),
-        *("progress", "rows", "speculative_config", "stats"),
+        *("progress", "ranked", "rows", "speculative_config", "stats"),
         *("submission", "contracts", "memory", "messages"),
     },
     "server": {"config", "engine_metrics", "errors", "fronts", "metrics", "version"},

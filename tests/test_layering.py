@@ -41,7 +41,7 @@ NO_TORCH = [
         "engine/loop.py",
         "engine/process.py",
     ),
-    *("engine/rows.py", "engine/speculative_config.py", "engine/stats.py"),
+    *("engine/ranked.py", "engine/rows.py", "engine/speculative_config.py", "engine/stats.py"),
     *("engine/submission.py", "sampling/params.py"),
     *(str(path.relative_to(ROOT)) for path in (ROOT / "engine/messages").glob("*.py")),
     *(str(path.relative_to(ROOT)) for path in (ROOT / "engine/planning").glob("*.py")),

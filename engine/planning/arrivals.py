@@ -23,7 +23,7 @@ class Arrivals:
         self._seeds = Seeds(seed)
         self._begin = begin
         self._num_arrivals = self._num_bodies = 0
-        self._parked: list[list[Choice]] | None = None
+        self._parked: dict[tuple[bytes, int], list[Choice]] | None = None
 
     def number(self) -> int:
         """The number of a request that has just come."""
@@ -49,20 +49,31 @@ class Arrivals:
         if self._parked is None:
             self._begin(choices)
         else:
-            self._parked.append(choices)
+            self._parked[_key(choices[0])] = choices
+
+    def forget(self, choice: Choice) -> None:
+        """Hold a choice that ended no longer, if it was parked."""
+        if self._parked is None or (choices := self._parked.get(_key(choice))) is None:
+            return
+        choices.remove(choice)
+        if not choices:
+            del self._parked[_key(choice)]
 
     @property
     def num_parked(self) -> int:
-        """Choices that are parked and have not ended."""
-        return sum(not choice.ended for choices in self._parked or () for choice in choices)
+        """Choices that are parked."""
+        return sum(map(len, (self._parked or {}).values()))
 
     def park(self) -> None:
         """Park the choices that come from now on."""
-        self._parked = self._parked or []
+        self._parked = self._parked or {}
 
     def unpark(self) -> None:
         """Let the parked choices run."""
-        parked, self._parked = self._parked or [], None
-        for choices in parked:
-            if going_on := [choice for choice in choices if not choice.ended]:
-                self._begin(going_on)
+        parked, self._parked = self._parked or {}, None
+        for choices in parked.values():
+            self._begin(choices)
+
+
+def _key(choice: Choice) -> tuple[bytes, int]:
+    return choice.frontend, choice.request.handle

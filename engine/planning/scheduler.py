@@ -77,8 +77,12 @@ class Scheduler:
     # -- queue ------------------------------------------------------------------------------
 
     def enqueue(self, choice: Choice) -> None:
-        """Let a choice wait for a row in order of rank; one that ends meanwhile is skipped."""
+        """Let a choice wait for a row in order of rank."""
         self._waiting.push(choice)
+
+    def forget(self, choice: Choice) -> None:
+        """Let a choice that ended wait for a row no longer, if it did."""
+        self._waiting.discard(choice)
 
     def release(self, row: int) -> None:
         """Take row and blocks from a choice that ended."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-
 import numpy as np
 
 from engine.adapters.registry import AdapterRegistry
@@ -14,6 +12,7 @@ from engine.planning.drafting import DraftRules
 from engine.planning.prefixes import PrefixIndex
 from engine.planning.row_blocks import RowBlocks
 from engine.planning.row_snapshots import RowSnapshots
+from engine.ranked import RankedLine
 from engine.rows import Choice, RowTable
 
 Rank = tuple[int, int, int, int]
@@ -50,17 +49,21 @@ class WaitingChoices:
         self._drafting = drafting
         self._snapshots = snapshots
         self._adapters = adapters
-        self._heap: list[tuple[Rank, Choice]] = []
+        self._line = RankedLine[Choice]()
         self._admissions: list[Admission] = []
         self.prefix_queries = 0
         self.prefix_hits = 0
 
     def __bool__(self) -> bool:
-        return bool(self._heap)
+        return bool(self._line)
 
     def push(self, choice: Choice) -> None:
-        """Let a choice wait for a row; one that ends meanwhile is skipped."""
-        heapq.heappush(self._heap, (self.rank(choice), choice))
+        """Let a choice wait for a row."""
+        self._line.push(choice, self.rank(choice))
+
+    def discard(self, choice: Choice) -> None:
+        """Hold a choice that ended no longer, whether it waited or not."""
+        self._line.discard(choice)
 
     def take_admissions(self) -> list[Admission]:
         """The choices that got rows since this was last called, in order."""
@@ -75,31 +78,30 @@ class WaitingChoices:
     def admit(self, budget: int) -> dict[int, int]:
         """Give rows to waiting choices in order of rank; returns the tokens of each first chunk."""
         admitted: dict[int, int] = {}
-        passed: list[tuple[Rank, Choice]] = []
+        passed: list[Choice] = []
         room = self._pool.num_free - self._blocks.num_promised()
         most = max(self._config.burst_rows, 2 * len(self._table.running))
         most = min(most, self._table.num_vacant)
-        while self._heap and budget > 0 and len(admitted) < most:
-            choice = self._heap[0][1]
-            if not choice.ended and self._lacks_slot(choice):
+        while (choice := self._line.first) and budget > 0 and len(admitted) < most:
+            if self._lacks_slot(choice):
                 if len(passed) == MOST_PASSED or choice.num_passed >= MOST_PASSED:
                     break
                 choice.num_passed -= len(admitted)
-                passed.append(heapq.heappop(self._heap))
+                passed.append(choice)
+                self._line.discard(choice)
                 continue
-            if not choice.ended:
-                taken = self._admit_one(choice, budget, room)
-                if taken is None:
-                    break
-                count, num_blocks = taken
-                assert choice.row is not None
-                admitted[choice.row] = count
-                budget -= count
-                room -= num_blocks
-            heapq.heappop(self._heap)
-        for entry in passed:
-            entry[1].num_passed += len(admitted)
-            heapq.heappush(self._heap, entry)
+            taken = self._admit_one(choice, budget, room)
+            if taken is None:
+                break
+            count, num_blocks = taken
+            assert choice.row is not None
+            admitted[choice.row] = count
+            budget -= count
+            room -= num_blocks
+            self._line.discard(choice)
+        for choice in passed:
+            choice.num_passed += len(admitted)
+            self.push(choice)
         return admitted
 
     def _lacks_slot(self, choice: Choice) -> bool:

@@ -2,55 +2,53 @@
 
 from __future__ import annotations
 
-import heapq
-
+from engine.ranked import RankedLine
 from engine.scoring.progress import ScoringProgress
 
 
 class ScoringLine:
-    """Requests by priority, where it counts, and by arrival; some may be parked apart.
-
-    Those that end meanwhile stay in the line until it is their turn.
-    """
+    """Requests by priority, where it counts, and by arrival; some may be parked apart."""
 
     def __init__(self, *, by_priority: bool) -> None:
         self._by_priority = by_priority
-        self._heap: list[tuple[tuple[int, int], ScoringProgress]] = []
-        self._parked: list[ScoringProgress] | None = None
+        self._line = RankedLine[ScoringProgress]()
+        self._parked: dict[ScoringProgress, None] | None = None
 
     @property
     def first(self) -> ScoringProgress | None:
         """The request whose turn it is."""
-        return self._heap[0][1] if self._heap else None
+        return self._line.first
 
     @property
     def num_parked(self) -> int:
-        """Parked requests that have not ended."""
-        return sum(not progress.ended for progress in self._parked or ())
+        """Requests that are parked."""
+        return len(self._parked or ())
 
     def push(self, progress: ScoringProgress) -> None:
         """Let a request wait for blocks, or park it."""
         if self._parked is not None:
-            self._parked.append(progress)
+            self._parked[progress] = None
             return
         priority = progress.request.priority if self._by_priority else 0
-        heapq.heappush(self._heap, ((priority, progress.arrival), progress))
+        self._line.push(progress, (priority, progress.arrival))
 
-    def pop(self) -> None:
-        """Let the first request wait no longer."""
-        heapq.heappop(self._heap)
+    def discard(self, progress: ScoringProgress) -> None:
+        """Let a request wait no longer, whether it did, was parked or neither."""
+        self._line.discard(progress)
+        if self._parked is not None:
+            self._parked.pop(progress, None)
 
     def park(self) -> None:
         """Let requests that come from now on wait for `unpark`."""
-        self._parked = self._parked or []
+        self._parked = self._parked or {}
 
     def unpark(self) -> None:
         """Let the parked requests wait for blocks."""
-        parked, self._parked = self._parked or [], None
+        parked, self._parked = self._parked or {}, None
         for progress in parked:
             self.push(progress)
 
     def clear(self) -> None:
         """Let no request wait; those that come are still parked where they were."""
-        self._heap.clear()
-        self._parked = None if self._parked is None else []
+        self._line.clear()
+        self._parked = None if self._parked is None else {}

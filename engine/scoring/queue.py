@@ -266,6 +266,7 @@ class ScoringQueue:
         if progress.ended:
             return
         progress.ended = True
+        self._line.discard(progress)
         del self._unfinished[progress.frontend, progress.request.handle]
         if progress in self.holdings.active:
             is_clean = finish == Finish.LENGTH and self.holdings.prefix_caching and progress.hashes
@@ -279,9 +280,9 @@ class ScoringQueue:
     def _admit(self, promised: int) -> None:
         """Give waiting requests their blocks in order, while there are enough."""
         while (progress := self._line.first) is not None:
-            if not progress.ended and not self.holdings.admit(progress, promised):
+            if not self.holdings.admit(progress, promised):
                 return
-            self._line.pop()
+            self._line.discard(progress)
 
     # -- planning ---------------------------------------------------------------------------
 

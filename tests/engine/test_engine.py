@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import weakref
 
 import numpy as np
 import pytest
 
+from engine.arrays import Int32Array
 from engine.contracts.runner import RunnerLostError, StepHandle
 from engine.messages.request import PromptLogprobsParams
 from engine.messages.step_output import Finish
@@ -149,6 +151,36 @@ def test_abort_at_any_moment(seed: int) -> None:
         if inbox.finish[handle, choice] != Finish.ABORT:
             assert tokens == whole
     assert engine.stats().kv_blocks_used == 0
+
+
+@pytest.mark.parametrize("parks", [False, True])
+def test_what_is_aborted_behind_a_head_that_cannot_start_is_let_go_of(parks: bool) -> None:
+    """However long clients come and go, and while requests are parked too."""
+    engine, _ = make_engine(num_blocks=7, max_model_len=24)
+    inbox = Inbox()
+    endless = {"max_tokens": 20, "params": SamplingParams()}
+    engine.submit(FRONTEND, request(0, [1, 2, 3, 4], **endless))
+    step(engine, inbox, 3)
+    engine.submit(FRONTEND, request(1, [1 + i % 9 for i in range(22)], **endless))
+    step(engine, inbox, 1)
+    if parks:
+        engine.held.park()
+    held: list[weakref.ref[Int32Array]] = []
+    for handle in range(2, 3002):
+        asked = request(handle, [1] * 20, n=1 + handle % 3)
+        held.append(weakref.ref(asked.prompt_token_ids))
+        engine.submit(FRONTEND, asked)
+        if handle % 10 == 1:  # so some wait beside one another
+            for each in range(handle - 9, handle + 1):
+                engine.abort(FRONTEND, each)
+    del asked
+    step(engine, inbox, 1)
+    assert sum(prompt() is not None for prompt in held) < 20
+    assert engine.stats().num_running == 1, "the head still waits"
+    engine.submit(FRONTEND, request(9999, [1], **endless))
+    engine.held.release()
+    run(engine, inbox)
+    assert {inbox.finish[handle, 0] for handle in (0, 1, 9999)} == {Finish.LENGTH}
 
 
 def test_frontends_hear_only_of_their_own() -> None:

@@ -75,7 +75,7 @@ def test_a_burst_fills_the_rows_over_some_steps() -> None:
     """Each step admits two, or twice as many as run: 2, 4, 12, and what is left."""
     setup = Setup(max_rows=30, burst_rows=2, budget=60)
     choices = [setup.enqueue([token + 1]) for token in range(22)]
-    choices[1].ended = True
+    setup.scheduler.forget(choices[1])
     admitted = []
     while admissions := setup.step().admissions:
         admitted.append([each.choice.request.handle for each in admissions])
@@ -107,7 +107,7 @@ def test_rows_without_drafts_of_their_own_are_named() -> None:
 
 def test_a_choice_that_ended_while_it_waited_is_skipped() -> None:
     setup = Setup()
-    setup.enqueue([1, 2]).ended = True
+    setup.scheduler.forget(setup.enqueue([1, 2]))
     setup.enqueue([3])
     assert counts(setup.plan()) == {2: 1}
 

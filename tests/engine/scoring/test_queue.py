@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from concurrent.futures import Future
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from engine.adapters.registry import AdapterRegistry
+from engine.arrays import Int32Array
 from engine.config import AdaptersConfig, CacheConfig, SchedulerConfig
 from engine.contracts import shared_blocks
 from engine.contracts.adapters import AdapterSource
@@ -18,6 +20,7 @@ from engine.engine import Engine
 from engine.memory.blocks import BlockPool
 from engine.messages.step_output import Finish, ItemScores
 from engine.scoring.queue import ScoringQueue
+from sampling.params import SamplingParams
 from tests.engine.paged_fake import context_hash
 from tests.engine.scoring.scoring_fake import (
     Scores,
@@ -171,6 +174,31 @@ def test_a_known_query_is_not_computed_again() -> None:
     assert stats.prompt_tokens_computed == 22 + 2 * 5
     assert [len(plan.token_ids) for plan in runner.plans] == [5, 5]
     np.testing.assert_array_equal(inbox.ended[2].values, wanted(second))
+
+
+@pytest.mark.parametrize("parks", [False, True])
+def test_what_is_aborted_behind_a_first_one_without_blocks_is_let_go_of(parks: bool) -> None:
+    engine, _ = make_engine(num_blocks=11, max_model_len=40)
+    inbox = Scores()
+    engine.submit(FRONTEND, request(0, [1, 2, 3, 4], max_tokens=30, params=SamplingParams()))
+    engine.step()
+    engine.score(FRONTEND, scoring(1, [1 + i % 9 for i in range(37)], [[5]]))
+    engine.step()
+    if parks:
+        engine.held.park()
+    held: list[weakref.ref[Int32Array]] = []
+    for handle in range(2, 2000):
+        asked = scoring(handle, [1] * 20, [[5]])
+        held.append(weakref.ref(asked.query_token_ids))
+        engine.score(FRONTEND, asked)
+        engine.abort(FRONTEND, handle)
+    del asked
+    inbox.run(engine, 1)
+    assert sum(query() is not None for query in held) < 5
+    assert engine.stats().num_waiting == 1
+    engine.held.release()
+    inbox.run(engine)
+    assert inbox.ended[1].finish == Finish.LENGTH
 
 
 def test_queries_of_other_salts_share_no_blocks() -> None:
