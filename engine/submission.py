@@ -16,6 +16,9 @@ class EngineDeadError(Exception):
 
 
 _FINISHES = tuple(Finish)
+MOST_SHARED = 16
+"""Entries of a submission that may wait to be read as views of whole steps' outputs: what comes
+beyond them is copied, so that a slow reader does not keep the outputs of all others."""
 
 
 class Entry(NamedTuple):
@@ -71,6 +74,26 @@ class Entry(NamedTuple):
         codes = self.output.origins
         return None if codes is None else codes[self.start : self.start + self.num_new]
 
+    def apart(self) -> Entry:
+        """The same entry in an output of its own, in memory of its own."""
+        output, own = self.output, slice(self.entry_idx, self.entry_idx + 1)
+        logprobs, origins, drafts, times = self.logprobs, self.origins, output.drafts, output.times
+        alone = StepOutput(
+            handles=output.handles[own].copy(),
+            choices=output.choices[own].copy(),
+            num_new=output.num_new[own].copy(),
+            finish=output.finish[own].copy(),
+            num_cached=output.num_cached[own].copy(),
+            token_ids=self.token_ids.copy(),
+            logprobs=None if logprobs is None else logprobs.copy(),
+            origins=None if origins is None else origins.copy(),
+            errors={} if self.error is None else {int(output.handles[self.entry_idx]): self.error},
+            drafts=None if drafts is None else drafts[own].copy(),
+            times=None if times is None else times[own].copy(),
+            weight_version=output.weight_version,
+        )
+        return self._replace(output=alone, entry_idx=0, start=0)
+
     @property
     def weight_version(self) -> str:
         """The version of the weights by which this entry's tokens were drawn."""
@@ -114,7 +137,7 @@ class Submission:
 
     def deliver(self, entry: Entry) -> None:
         """Append an entry. The client calls this."""
-        self._entries.append(entry)
+        self._entries.append(entry if len(self._entries) < MOST_SHARED else entry.apart())
         if entry.finish != Finish.RUNNING:
             self._unfinished -= 1
         self.arrived.set()

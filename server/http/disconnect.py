@@ -1,10 +1,14 @@
-"""Ends work for a client that went away, without any middleware in between."""
+"""Ends work for a client that went away, or that reads no more, without any middleware."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.types import Receive
+
+STALL_S = 60.0
+"""Seconds after which a client that took nothing meanwhile is given up."""
 
 
 class ClientGoneError(Exception):
@@ -37,3 +41,39 @@ class CancelOnDisconnect:
         self._watcher.cancel()
         if self._gone and kind is asyncio.CancelledError and self._task.uncancel() == 0:
             raise ClientGoneError from None
+
+
+class UnreadClock:
+    """A clock of one connection; it runs only while bytes wait, so that writing costs no more.
+
+    Args:
+        transport: that holds the bytes.
+        on_stall: called where none of them went out for `STALL_S`.
+    """
+
+    def __init__(self, transport: asyncio.Transport, on_stall: Callable[[], None]) -> None:
+        self._transport = transport
+        self._on_stall = on_stall
+        self._timer: asyncio.TimerHandle | None = None
+        self._unsent = 0
+
+    def start(self) -> None:
+        """Let the clock run while bytes wait, none being added; one that runs goes on."""
+        unsent = self._transport.get_write_buffer_size()
+        if self._timer is None and unsent:
+            self._unsent = unsent
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(STALL_S, self._look)
+
+    def stop(self) -> None:
+        """Let the clock run no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._transport.get_write_buffer_size() < self._unsent:
+            self.start()
+        else:
+            self._on_stall()

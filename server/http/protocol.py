@@ -20,6 +20,7 @@ from uvicorn.server import ServerState
 
 from server.errors import ApiError
 from server.http.connections import Connection, ConnectionPool
+from server.http.disconnect import STALL_S, UnreadClock
 
 logger = logging.getLogger("tailrace.http")
 
@@ -66,6 +67,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock: the headers of the first request are due."""
         super().connection_made(transport)
+        self._unread = UnreadClock(transport, self._give_up)
         self._start_clock()
         if self.handshake is not None:
             self.pool.closed(self.handshake)
@@ -75,12 +77,28 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop every clock."""
         self._stop_clock()
+        self._unread.stop()
         self.pool.closed(self)
         super().connection_lost(exc)
 
     def abort(self) -> None:
         """End the connection at once."""
         self.transport.abort()
+
+    def pause_writing(self) -> None:
+        """Wait until the client has read some of what is written, but not for ever."""
+        super().pause_writing()
+        self._unread.start()
+
+    def resume_writing(self) -> None:
+        """Write again."""
+        super().resume_writing()
+        self._unread.stop()
+
+    def _give_up(self) -> None:
+        client = "{}:{}".format(*self.client) if self.client else "a client"
+        logger.info("%s has read nothing for %g s: its connection is ended", client, STALL_S)
+        self.abort()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, and refuse headers that grow past their bound or never end."""
@@ -130,6 +148,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._part = _BODY
         self._header_bytes = 0
         self._stop_clock()
+        if not self.flow.write_paused:  # what waits is more from now on
+            self._unread.stop()
         self.pool.busy(self)
         super().on_headers_complete()
 
@@ -156,6 +176,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         super().on_response_complete()
+        self._unread.start()  # the last bytes may wait for ever, and a close for them
         if not self.transport.is_closing():
             self.pool.idle(self)
 

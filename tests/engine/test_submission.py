@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 import numpy as np
 import pytest
 
+from engine.arrays import Int32Array
 from engine.messages.step_output import Finish, ItemScores, PromptLogprobs, StepOutput
-from engine.submission import EngineDeadError, Entry, Submission, deliver_output, entries_of
+from engine.submission import (
+    MOST_SHARED,
+    EngineDeadError,
+    Entry,
+    Submission,
+    deliver_output,
+    entries_of,
+)
 from tests.engine.logprob_cases import logprob_arrays
 from tests.engine.some_stats import STATS
 
@@ -62,6 +71,41 @@ def test_each_entry_has_its_part_of_every_array() -> None:
     assert third.logprobs is not None
     for field in arrays.__struct_fields__:
         np.testing.assert_array_equal(getattr(third.logprobs, field), getattr(arrays, field)[2:])
+
+
+def test_a_reader_that_lags_keeps_few_outputs_of_whole_steps() -> None:
+    """What it reads at last is what it would have read at once."""
+    submission, read_at_once = Submission(5, 1), list[Entry]()
+    outputs: list[weakref.ref[Int32Array]] = []
+    for number in range(200):
+        step = output(
+            (4, 0, [number] * 3, RUNNING),
+            (5, 0, [number, 7], Finish.ERROR if number == 199 else RUNNING),
+            logprobs=logprob_arrays(5, 2, 1),
+            drafts=np.arange(6, dtype=np.int64).reshape(2, 3) + number,
+            origins=np.array([1, 2, 0, 3, 1], dtype=np.uint8),
+            times=np.arange(6.0).reshape(2, 3),
+            errors={5: "why", 4: "other"},
+            weight_version=f"v{number}",
+        )
+        outputs.append(weakref.ref(step.token_ids))
+        deliver_output(step, {5: submission})
+        if number in (0, 100, 199):
+            read_at_once.append(entries_of(step)[1])
+    late = submission.take()
+    for wanted, number in zip(read_at_once, (0, 100, 199), strict=True):
+        entry = late[number]
+        assert entry[3:] == wanted[3:]
+        assert (entry.error, entry.weight_version) == (wanted.error, wanted.weight_version)
+        for name in ("token_ids", "drafts", "origins", "times"):
+            np.testing.assert_array_equal(getattr(entry, name), getattr(wanted, name))
+        assert entry.logprobs is not None
+        assert wanted.logprobs is not None
+        for field in wanted.logprobs.__struct_fields__:
+            values = getattr(wanted.logprobs, field)
+            np.testing.assert_array_equal(getattr(entry.logprobs, field), values)
+    del step, wanted, values, read_at_once
+    assert sum(array() is not None for array in outputs) == MOST_SHARED
 
 
 def test_an_output_without_logprobs_or_drafts_has_entries_without() -> None:
