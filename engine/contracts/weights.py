@@ -143,6 +143,15 @@ class ReceiveTensors(WeightCommand, tag="receive", frozen=True, kw_only=True):
     version: str | None = None
 
 
+class PassTensors(WeightCommand, tag="pass", frozen=True, kw_only=True):
+    """Receive what a trainer broadcasts of tensors that were refused, and drop it.
+
+    Else the next update would take it for its own. Nothing is done for what is not broadcast.
+    """
+
+    source: AnySource
+
+
 class FinishUpdate(WeightCommand, tag="finish", frozen=True, kw_only=True):
     """Write what was received; its reply is an `UpdateReport`.
 
@@ -226,6 +235,7 @@ class SetVersion(WeightCommand, tag="version", frozen=True, kw_only=True):
 AnyWeightCommand: TypeAlias = (
     BeginUpdate
     | ReceiveTensors
+    | PassTensors
     | FinishUpdate
     | AbandonUpdate
     | InitGroup

@@ -30,6 +30,7 @@ from engine.contracts.weights import (
     FinishUpdate,
     InitGroup,
     LetWeightsGo,
+    PassTensors,
     ReceiveTensors,
     SetVersion,
     UpdateReport,
@@ -153,12 +154,14 @@ class CommandFollower:
             self._engine.rename_weights(command.version)
             self._note_version(command.version)
             return None
-        if "weights" in self.state.asleep and not isinstance(command, InitGroup | EndGroup):
-            raise ControlError("the weights are asleep: wake them up first", "asleep")
         if isinstance(command, FinishUpdate):
             command = replace(command, version=command.version or self._sent_version)
-        if isinstance(command, ReceiveTensors | FinishUpdate):
-            self._check_update(command)
+        try:
+            self._check(command)
+        except ControlError:
+            if isinstance(command, ReceiveTensors):
+                self._engine.run_weights(PassTensors(source=command.source))
+            raise
         reply = self._engine.run_weights(command)
         match command:
             case BeginUpdate():  # one that is refused is not the update in progress
@@ -170,7 +173,13 @@ class CommandFollower:
                 self._enter_update(command, reply)
         return reply
 
-    def _check_update(self, command: ReceiveTensors | FinishUpdate) -> None:
+    def _check(self, command: AnyWeightCommand) -> None:
+        """Refuse what the ranks need not be asked about."""
+        is_free = isinstance(command, InitGroup | EndGroup | PassTensors)
+        if "weights" in self.state.asleep and not is_free:
+            raise ControlError("the weights are asleep: wake them up first", "asleep")
+        if not isinstance(command, ReceiveTensors | FinishUpdate):
+            return
         if command.version is not None and self._target == "model":
             self._check_version(command.version)
         is_off = isinstance(command, FinishUpdate) and command.drafter == "off"

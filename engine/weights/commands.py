@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -12,6 +12,7 @@ from engine.contracts.named_weights import NamedWeights
 from engine.contracts.runner import RunnerLostError
 from engine.contracts.weights import (
     AbandonUpdate,
+    AnySource,
     AnyWeightCommand,
     BeginUpdate,
     EndGroup,
@@ -19,6 +20,7 @@ from engine.contracts.weights import (
     InitGroup,
     LetWeightsGo,
     ListWeights,
+    PassTensors,
     ReadWeight,
     ReceiveTensors,
     SetVersion,
@@ -33,8 +35,9 @@ from engine.contracts.weights import (
 from engine.errors import kind_and_line
 from engine.weights.agreement import agreed
 from engine.weights.groups import WeightGroups
+from engine.weights.incoming import IncomingTensors
 from engine.weights.names import NameMap
-from engine.weights.tensor_sources import ReceivedTensor, dtype_name, received
+from engine.weights.tensor_sources import dtype_name
 from engine.weights.update import WeightUpdate
 from sampling.device.ranks import RankExchange
 
@@ -78,6 +81,8 @@ class RankWeights:
                 self._agreed(lambda: self._begin(command))
             case ReceiveTensors():
                 self._receive(command)
+            case PassTensors():
+                self._incoming(command.source).pass_over()
             case FinishUpdate():
                 return self._finish(command)
             case AbandonUpdate():
@@ -120,18 +125,21 @@ class RankWeights:
 
     def _receive(self, command: ReceiveTensors) -> None:
         start = time.perf_counter()
+        tensors = self._incoming(command.source)
         if command.is_part and self._update is not None and not self._takes_parts:
+            tensors.pass_over()
             words = "an update in the middle of another: finish that first"
             raise WeightUpdateError(words, "update_in_progress")
         try:
-            self._agreed(lambda: self._begun().add(self._received(command)))
+            self._agreed(lambda: self._begun().add(tensors))
         except WeightUpdateError:
             self._update = None
+            tensors.pass_over()
             raise
         self._begun().seconds += time.perf_counter() - start
 
-    def _received(self, command: ReceiveTensors) -> Iterator[ReceivedTensor]:
-        return received(command.source, self._groups, self._device, self._exchange)
+    def _incoming(self, source: AnySource) -> IncomingTensors:
+        return IncomingTensors(source, self._groups, self._device, self._exchange)
 
     def _finish(self, command: FinishUpdate) -> UpdateReport:
         update = agreed(self._begun, self._exchange)

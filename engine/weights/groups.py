@@ -97,7 +97,7 @@ class WeightGroups:
                 form in time.
         """
         if command.name in self._groups and command.forms_as == "vllm":
-            self._leave(command.name)
+            self.leave(command.name)
         if command.name in self._groups:
             raise WeightUpdateError(
                 f"there is a group {command.name!r}; end it first, or name another", "bad_source"
@@ -134,8 +134,8 @@ class WeightGroups:
         """The tensors that rank 0 of a group describes and broadcasts, on the device."""
         return described_tensors(self._of(name)[1], self._device)
 
-    def _leave(self, name: str) -> None:
-        """Leave a group whose trainer may be gone."""
+    def leave(self, name: str) -> None:
+        """Leave a group whose trainer may be gone, or whose broadcasts cannot be received."""
         try:
             self.end(name)
         except RuntimeError as error:

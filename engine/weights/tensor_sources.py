@@ -84,14 +84,26 @@ def received(
             for name, tensor in zip(source.names, tensors, strict=True):
                 yield _held(name, tensor)
         case DescribedSource():
-            has_files = any(Path(source.path).glob("*.safetensors"))
-            if groups.has(source.group) and not has_files:
-                yield from (_held(*each) for each in groups.described(source.group))
-            else:
+            if (group := broadcast_over(source, groups)) is None:
                 yield from _of_folder(source.path, device)
+            else:
+                yield from (_held(*each) for each in groups.described(group))
         case IpcSource():
             for name, tensor in shared_tensors(source, exchange):
                 yield _held(name, tensor, is_kept=True)
+
+
+def broadcast_over(source: AnySource, groups: WeightGroups) -> str | None:
+    """The group over which tensors of a source are broadcast; None where they come otherwise."""
+    match source:
+        case GroupSource() | BucketSource():
+            is_broadcast = groups.has(source.group)
+        case DescribedSource():
+            has_files = any(Path(source.path).glob("*.safetensors"))
+            is_broadcast = groups.has(source.group) and not has_files
+        case _:
+            return None
+    return source.group if is_broadcast else None
 
 
 def infos_of(

@@ -13,6 +13,7 @@ from engine.contracts.weights import (
     BeginUpdate,
     FinishUpdate,
     ListWeights,
+    PassTensors,
     ReceiveTensors,
     WeightList,
     WeightReply,
@@ -71,6 +72,7 @@ async def update_weights(
         await run_weights(BeginUpdate(target=target), context)
     except ApiError as error:
         if not joins or error.code != "update_in_progress":
+            await run_weights(PassTensors(source=source), context)
             raise
         part = ReceiveTensors(source=source, is_part=True, version=finish.version)
         await run_weights(part, context)

@@ -338,6 +338,13 @@ SCORING = (
 
 RUNNER = (
     Mutant(
+        "a-rank-stays-in-a-group-that-another-left",
+        "engine/weights/incoming.py",
+        "agreed(self._receive_rest, self._exchange)",
+        "self._receive_rest()",
+        ("tests/engine/weights/test_incoming.py::test_ranks_leave_a_group_together",),
+    ),
+    Mutant(
         "a-float8-down-product-is-not-summed-over-ranks",
         "engine/models/layers/mlp.py",
         "reader.sum_of(down.linear, self._columns(reader.ranks))",

@@ -30,6 +30,7 @@ from engine.contracts.weights import (
     BeginUpdate,
     FinishUpdate,
     FolderSource,
+    PassTensors,
     ReceiveTensors,
     SetVersion,
     WeightTarget,
@@ -400,6 +401,18 @@ def test_a_version_that_came_with_tensors_is_that_of_the_update() -> None:
     loop.send(RunWeights(weights=BeginUpdate()))
     loop.send(RunWeights(weights=ReceiveTensors(source=FolderSource(path="x"), version="8")))
     assert loop.last().code == "version_backwards"
+
+
+def test_tensors_that_are_refused_before_they_are_asked_for_are_received() -> None:
+    """Whoever broadcasts them does not know yet that they are refused."""
+    loop, source = Loop(), FolderSource(path="x")
+    finish(loop, version="7")
+    for version, refusal in (("6", "version_backwards"), ("8", "asleep")):
+        if refusal == "asleep":
+            loop.send(Sleep())
+        loop.send(RunWeights(weights=ReceiveTensors(source=source, version=version)))
+        assert loop.last().code == refusal
+        assert loop.runner.weight_commands.pop() == PassTensors(source=source)
 
 
 def test_an_update_that_wrote_nothing_changes_nothing() -> None:

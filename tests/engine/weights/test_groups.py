@@ -12,18 +12,14 @@ import torch
 from engine.contracts.named_weights import TensorInfo
 from engine.contracts.weights import (
     BeginUpdate,
-    BucketSource,
-    DescribedSource,
     EndGroup,
     FinishUpdate,
     GroupSource,
     ReceiveTensors,
     WeightUpdateError,
 )
-from engine.weights.commands import RankWeights
 from engine.weights.groups import buffers
 from tests.engine.models.rewriting import (
-    Tensors,
     assert_holds,
     stored_tensors,
     text_logits,
@@ -31,24 +27,18 @@ from tests.engine.models.rewriting import (
 )
 from tests.engine.models.serving import load, write_tiny
 from tests.engine.models.small_models import MODELS
-from tests.engine.weights.grouped_rooms import LOCALHOST, NAME, ROOT, free_port, group_of
+from tests.engine.weights.grouped_rooms import (
+    LOCALHOST,
+    NAME,
+    ROOT,
+    assert_unknown,
+    free_port,
+    group_of,
+    source_of,
+)
 from tests.engine.weights.rooms import given, room_of, update
 
 HOW = ("alone", "packed", "bucket", "described")
-
-
-def source_of(tensors: Tensors, how: str) -> GroupSource | BucketSource | DescribedSource:
-    if how == "described":
-        return DescribedSource(group=NAME, path="/no/such/folder")
-    fields = {
-        "group": NAME,
-        "names": tuple(tensors),
-        "dtypes": tuple(str(each.dtype).removeprefix("torch.") for each in tensors.values()),
-        "shapes": tuple(tuple(each.shape) for each in tensors.values()),
-    }
-    if how == "bucket":
-        return BucketSource(**fields)  # type: ignore[arg-type]
-    return GroupSource(**fields, packed=how == "packed")  # type: ignore[arg-type]
 
 
 def test_a_trainer_broadcasts_its_weights(tmp_path: Path) -> None:
@@ -99,6 +89,7 @@ def test_a_trainer_that_starts_again_takes_the_place_of_the_one_before(tmp_path:
     assert_holds(model.named_weights(), new)
     with pytest.raises(WeightUpdateError, match="there is a group 'weights'"):
         room.run(group_of(free_port()))
+    room.run(EndGroup(name=NAME))
 
 
 def test_a_group_that_nobody_joins(tmp_path: Path) -> None:
@@ -127,15 +118,6 @@ def test_a_rank_outside_its_group(offset: int, size: int, tmp_path: Path) -> Non
     with pytest.raises(WeightUpdateError, match=f"rank {offset} .*world_size {size}"):
         room.run(group_of(1, rank_offset=offset, world_size=size))
     assert_unknown(room)
-
-
-def assert_unknown(room: RankWeights) -> None:
-    """Assert that there is no group, and that the room goes on."""
-    room.run(BeginUpdate())
-    for command in (EndGroup(name=NAME), ReceiveTensors(source=source_of({}, "alone"))):
-        with pytest.raises(WeightUpdateError, match=f"no group '{NAME}'; there are: none") as error:
-            room.run(command)
-        assert error.value.code == "unknown_group"
 
 
 def test_buffers_end_once_they_are_over_full() -> None:

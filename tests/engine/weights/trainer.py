@@ -43,6 +43,10 @@ def buffers(tensors: dict[str, torch.Tensor], how: str) -> list[torch.Tensor]:
         return list(tensors.values())
     if how == "described":
         return described(tensors)
+    if how == "misnamed":
+        return described({f"other.{name}": tensor for name, tensor in tensors.items()})
+    if how == "undescribable":
+        return [torch.tensor([2]), torch.tensor([0])]
     raw = [tensor.contiguous().view(torch.uint8).view(-1) for tensor in tensors.values()]
     if how == "bucket":
         return [torch.cat(raw)]

@@ -17,6 +17,7 @@ from engine.contracts.weights import (
     GroupSource,
     InitGroup,
     IpcSource,
+    PassTensors,
     ReadWeight,
     ReceiveTensors,
     WeightEntry,
@@ -110,6 +111,30 @@ async def test_other_sources(steered: Site) -> None:
         ),
     ]
     assert steered.engine.commands[0] == AbortRequests()
+
+
+async def test_tensors_of_an_update_that_cannot_begin_are_received(
+    steered: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their trainer broadcasts them nevertheless."""
+    control = steered.engine.control
+
+    async def refuse(command: Any) -> Any:
+        if command == RunWeights(weights=BeginUpdate()):
+            raise WeightUpdateError("the weights are asleep", "asleep")
+        return await control(command)
+
+    monkeypatch.setattr(steered.engine, "control", refuse)
+    fields: dict[str, Any] = {
+        "names": ["a"],
+        "dtypes": ["float32"],
+        "shapes": [[1]],
+        "group_name": "g",
+    }
+    refused = await posted(steered, "/update_weights_from_distributed", 400, **fields)
+    assert refused["message"] == "the weights are asleep"
+    source = GroupSource(group="g", names=("a",), dtypes=("float32",), shapes=((1,),))
+    assert weight_commands(steered) == [PassTensors(source=source)]
 
 
 async def test_updates_within_a_session_are_parts_of_one(
