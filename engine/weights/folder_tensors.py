@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from safetensors import safe_open
 
 from engine.contracts.named_weights import TensorInfo
 from engine.contracts.weights import WeightUpdateError
 from engine.models.weights.sources import weight_files
-from engine.models.weights.stored import TORCH_TYPES
+from engine.weights.weight_file import FileTensor, WeightFile
 
 NUM_THREADS = 4
 """Threads that read ahead: one thread copies from the page cache more slowly than a GPU takes."""
@@ -25,9 +23,18 @@ AHEAD_BYTES = 1 << 30
 class StoredTensor(NamedTuple):
     """A tensor of a file that is open."""
 
-    name: str
-    info: TensorInfo
-    file: Any
+    place: FileTensor
+    file: WeightFile
+
+    @property
+    def name(self) -> str:
+        """Its name in the file."""
+        return self.place.name
+
+    @property
+    def info(self) -> TensorInfo:
+        """Its shape and type."""
+        return self.place.info
 
     @property
     def num_bytes(self) -> int:
@@ -48,7 +55,7 @@ class FolderTensors:
         stored: what there is, in order.
 
     Raises:
-        WeightUpdateError: there is no such folder.
+        WeightUpdateError: there is no such folder, or a file in it is no safetensors file.
         ModelError: it has no weights, or not those of its index.
     """
 
@@ -56,7 +63,8 @@ class FolderTensors:
         if not folder.is_dir():
             words = f"{str(folder)!r} is no folder that this server sees"
             raise WeightUpdateError(words, "bad_source")
-        self.stored = [each for path in weight_files(folder) for each in _tensors_of(path)]
+        self._files = [WeightFile(path) for path in weight_files(folder)]
+        self.stored = [StoredTensor(each, file) for file in self._files for each in file.tensors]
         self._threads: ThreadPoolExecutor | None = None
         if device.type == "cuda":
             self._threads = ThreadPoolExecutor(NUM_THREADS, "read-weights")
@@ -65,24 +73,33 @@ class FolderTensors:
         self._last: tuple[int, torch.Tensor] | None = None
 
     def read(self, index: int) -> torch.Tensor:
-        """The numbers of a tensor of `stored`, on the host."""
-        if self._threads is None:
-            return self._view(index)
+        """The numbers of a tensor of `stored`, on the host.
+
+        Raises:
+            WeightUpdateError: its file was written since it was opened.
+        """
         if self._last is None or self._last[0] != index:
-            self._last = index, self._read_ahead(self._threads, index)
+            threads = self._threads
+            values = self._read(index) if threads is None else self._read_ahead(threads, index)
+            self._last = index, values
         return self._last[1]
+
+    def check_unchanged(self) -> None:
+        """Raise `WeightUpdateError` where a file was written since it was opened."""
+        for file in self._files:
+            file.check_unchanged()
 
     def _read_ahead(self, threads: ThreadPoolExecutor, index: int) -> torch.Tensor:
         if index not in self._ahead:
             if self._ahead and index < self._next:
-                return self._pinned(index)
+                return self._read(index)
             self._next = index
         while self._ahead and (first := next(iter(self._ahead))) < index:
             self._take(first)
         while self._next < len(self.stored) and (
             self._num_bytes < AHEAD_BYTES or self._next == index
         ):
-            self._ahead[self._next] = threads.submit(self._pinned, self._next)
+            self._ahead[self._next] = threads.submit(self._read, self._next)
             self._num_bytes += self.stored[self._next].num_bytes
             self._next += 1
         return self._take(index).result()
@@ -91,17 +108,12 @@ class FolderTensors:
         self._num_bytes -= self.stored[index].num_bytes
         return self._ahead.pop(index)
 
-    def _view(self, index: int) -> torch.Tensor:
-        tensor: torch.Tensor = self.stored[index].file.get_tensor(self.stored[index].name)
-        return tensor
+    def _read(self, index: int) -> torch.Tensor:
+        tensor = self.stored[index]
+        values = self._memory(tensor.info)
+        tensor.file.read(tensor.place, values)
+        return values
 
-    def _pinned(self, index: int) -> torch.Tensor:
-        return self._view(index).pin_memory()
-
-
-def _tensors_of(path: Path) -> Iterator[StoredTensor]:
-    file: Any = safe_open(path, framework="pt")
-    for name in file.keys():  # noqa: SIM118 (not a dictionary)
-        own = file.get_slice(name)
-        info = TensorInfo(tuple(own.get_shape()), TORCH_TYPES[own.get_dtype()])
-        yield StoredTensor(name, info, file)
+    def _memory(self, info: TensorInfo) -> torch.Tensor:
+        """Where a tensor is read to: from pinned memory a GPU copies it directly."""
+        return torch.empty(info.shape, dtype=info.dtype, pin_memory=self._threads is not None)

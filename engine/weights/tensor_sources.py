@@ -44,12 +44,14 @@ class ReceivedTensor(NamedTuple):
     Attributes:
         load: gives its numbers, now or later.
         is_kept: they are in a file, or where they can be kept.
+        check_unchanged: raises `WeightUpdateError` where they are in a file that was written since.
     """
 
     name: str
     info: TensorInfo
     load: Callable[[], torch.Tensor]
     is_kept: bool = False
+    check_unchanged: Callable[[], None] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -139,8 +141,9 @@ def _held(name: str, tensor: torch.Tensor, *, is_kept: bool = False) -> Received
 
 def _of_folder(path: str, device: torch.device) -> Iterator[ReceivedTensor]:
     folder = FolderTensors(Path(path), device)
-    for index, (name, info, _) in enumerate(folder.stored):
-        yield ReceivedTensor(name, info, partial(folder.read, index), is_kept=True)
+    for index, stored in enumerate(folder.stored):
+        load = partial(folder.read, index)
+        yield ReceivedTensor(stored.name, stored.info, load, True, folder.check_unchanged)
 
 
 def _of_bytes(tensor: TensorBytes) -> torch.Tensor:

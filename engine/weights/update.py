@@ -52,6 +52,7 @@ class WeightUpdate:
         self.num_tensors, self.num_bytes, self.seconds = 0, 0, 0.0
         self._room: int | None = None
         self._is_empty = True
+        self._checks: dict[Callable[[], None], None] = {}
 
     def add(self, tensors: Iterable[ReceivedTensor]) -> None:
         """Check tensors, and keep them.
@@ -62,6 +63,8 @@ class WeightUpdate:
         """
         for tensor in tensors:
             self._is_empty = False
+            if tensor.check_unchanged is not None:
+                self._checks[tensor.check_unchanged] = None
             if self._names.passes_over(tensor.name):
                 continue
             pieces = self._names.pieces(tensor.name, tensor.info)
@@ -78,12 +81,16 @@ class WeightUpdate:
     def check_received(self, held: dict[NamedWeight, torch.Tensor]) -> None:
         """Refuse an update that received nothing, not even what is passed over, or another head.
 
+        Files that were written since they were checked are refused too, as others.
+
         Args:
             held: of `read_tied`.
         """
         if self._is_empty:
             words = "the update has no tensors: the weights are as they were"
             raise WeightUpdateError(words, "no_tensors")
+        for check_unchanged in self._checks:
+            check_unchanged()
         for weight, head in self._tied.items():
             whole = held[weight] if weight in held else self._whole(weight)
             dtype = weight.unit.dtype or whole.dtype

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from msgspec.structs import replace
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
 from engine.config import ModelConfig
 from engine.contracts.model import CausalLM
@@ -79,6 +80,27 @@ def test_an_update_from_a_folder(models: Models) -> None:
     assert isinstance(report, UpdateReport)
     assert report.num_tensors == len(models.new)
     assert report.num_bytes == sum(tensor.nbytes for tensor in models.new.values())
+
+
+@pytest.mark.parametrize("how", ["cut off", "overwritten"])
+def test_files_that_are_written_before_the_end_are_refused(how: str, models: Models) -> None:
+    """Numbers that were checked are not those that would be served."""
+    path = models.folder / "new" / "model.safetensors"
+    models.room.run(BeginUpdate(check=True))
+    models.room.run(ReceiveTensors(source=FolderSource(path=str(path.parent))))
+    if how == "cut off":
+        os.truncate(path, path.stat().st_size // 2)
+    else:
+        broken = {name: torch.full_like(each, torch.nan) for name, each in models.new.items()}
+        raw = save(broken, {"format": "pt"})
+        assert len(raw) == path.stat().st_size
+        path.write_bytes(raw)
+    with pytest.raises(WeightUpdateError, match=r"model\.safetensors was written") as caught:
+        models.room.run(FinishUpdate())
+    assert caught.value.code == "bad_source"
+    models.assert_old()
+    update(models.room, given(models.new))
+    models.assert_new()
 
 
 def test_an_update_of_a_few_tensors_and_in_several_messages(models: Models) -> None:

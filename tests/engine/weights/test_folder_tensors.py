@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from engine.contracts.named_weights import TensorInfo
 from engine.contracts.weights import WeightUpdateError
 from engine.weights import folder_tensors
 from engine.weights.folder_tensors import FolderTensors
@@ -24,10 +25,10 @@ class CountedTensors(FolderTensors):
         super().__init__(folder, GPU)
         self.num_reads, self.most_ahead = 0, 0
 
-    def _pinned(self, index: int) -> torch.Tensor:
+    def _memory(self, info: TensorInfo) -> torch.Tensor:
         self.num_reads += 1
         self.most_ahead = max(self.most_ahead, self._num_bytes)
-        return self._view(index).clone()
+        return torch.empty(info.shape, dtype=info.dtype)
 
 
 @pytest.fixture
