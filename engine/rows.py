@@ -45,7 +45,8 @@ class Choice:
         adapter: that it draws with, kept from submission to end; None for the base model.
         num_passed: choices that were given rows before it while it waited for a slot.
         num_preemptions: times it lost its row.
-        num_prompt_reported: positions of them that were reported as parts.
+        num_prompt_reported: positions of them that were reported as parts, by the weights that are
+            served.
         drafts: counts of its drafts, a row of `drafting.DraftCounts`; None without a drafter.
         ended: nothing more is drawn for it.
         queued_at, started_at, drew_at: when it was submitted, first got a row and drew its first

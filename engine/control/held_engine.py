@@ -109,14 +109,15 @@ class HeldEngine:
         """Note that weights were written, the drafter's too.
 
         Keys that were computed before are found by no request after. Choices that have drawn keep
-        theirs; others, and scoring requests, begin again, so that no number mixes weights.
+        theirs; others, and scoring requests, begin again, so that no number mixes weights. Parts
+        that were reported of a prompt are reported again.
         """
         parts = self._parts
         parts.ring.weight_version = version
         parts.prefixes.num_updates = num_updates
         parts.scheduler.preempt_all(undrawn_only=True)
         for choice in parts.unfinished.waiting:
-            choice.hashes = None
+            choice.hashes, choice.num_prompt_reported = None, 0
         parts.scoring.restart(num_updates=num_updates)
 
     def rename_weights(self, version: str) -> None:

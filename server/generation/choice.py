@@ -264,10 +264,15 @@ class ReplyChoice:
         )
 
     def _take_prompt(self) -> PromptLogprobs | None:
-        """What is to be reported of the prompt: all of it, or the parts that wait, as one."""
+        """What is to be reported of the prompt: all of it, or the parts that wait, as one.
+
+        Parts begin again where weights changed; those of before are of no more use.
+        """
         if not self.prompt_parts:
             return self.prompt_logprobs
         parts, self.prompt_parts = self.prompt_parts, []
+        least = min(part.start for part in parts)
+        parts = parts[max(i for i, part in enumerate(parts) if part.start == least) :]
         whole = LogprobArrays.concat([part.logprobs for part in parts])
         return msgspec.structs.replace(parts[0], logprobs=whole)
 

@@ -26,6 +26,7 @@ class Inbox:
         self.finish: dict[tuple[int, int], Finish] = {}
         self.errors: dict[int, str] = {}
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}
+        self.prompt_parts: dict[int, list[PromptLogprobs]] = defaultdict(list)
         self.cached: dict[int, int] = {}
         self.drafts: dict[tuple[int, int], list[int]] = {}
         self.origins: dict[tuple[int, int], list[Origin]] = defaultdict(list)
@@ -36,6 +37,9 @@ class Inbox:
         start = 0
         self.errors |= output.errors
         for logprobs in output.prompt_logprobs:
+            if logprobs.is_part:
+                self.prompt_parts[logprobs.handle].append(logprobs)
+                continue
             assert logprobs.handle not in self.prompt_logprobs, "reported twice"
             self.prompt_logprobs[logprobs.handle] = logprobs
         for routes in output.routes:

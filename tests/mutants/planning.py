@@ -29,6 +29,13 @@ PLANNING = (
         ),
     ),
     Mutant(
+        "parts-of-a-prompt-are-of-two-weights",
+        "engine/control/held_engine.py",
+        "choice.hashes, choice.num_prompt_reported = None, 0\n",
+        "choice.hashes = None\n",
+        (f"{COMMANDS}::test_parts_of_a_prompt_s_report_begin_again_with_other_weights",),
+    ),
+    Mutant(
         "seeded-rows-draft-with-the-drafter-off",
         "engine/planning/drafting.py",
         "        if not self.num_tokens or self.switch.is_off:\n",

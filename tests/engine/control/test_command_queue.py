@@ -38,7 +38,7 @@ from engine.contracts.weights import (
 )
 from engine.control.command_queue import CommandQueue
 from engine.errors import ControlError
-from engine.messages.request import ScoringRequest
+from engine.messages.request import PromptLogprobsParams, ScoringRequest
 from engine.messages.step_output import Finish
 from engine.planning.drafting import DraftRules
 from sampling.params import SamplingParams
@@ -413,6 +413,29 @@ def test_tensors_that_are_refused_before_they_are_asked_for_are_received() -> No
         loop.send(RunWeights(weights=ReceiveTensors(source=source, version=version)))
         assert loop.last().code == refusal
         assert loop.runner.weight_commands.pop() == PassTensors(source=source)
+
+
+@pytest.mark.parametrize("when", ["computing", "waiting"])
+def test_parts_of_a_prompt_s_report_begin_again_with_other_weights(when: str) -> None:
+    """Those of before were sent; a report of both would be of no weights."""
+    loop, prompt = Loop(budget=4), list(range(1, 24))
+    wanted = PromptLogprobsParams(start=2, by_part=True)
+    loop.submit(1, prompt, **LONG, prompt_logprobs=wanted)
+    loop.rounds(4)
+    if when == "waiting":
+        loop.send(Pause(mode="keep"))
+        loop.last()
+    loop.send(RunWeights(weights=FinishUpdate()))
+    if when == "waiting":
+        loop.send(Resume())
+    loop.settle()
+    parts = [(each.start, each.logprobs.ranks.tolist()) for each in loop.inbox.prompt_parts[1]]
+    first, again = [i for i, (start, _) in enumerate(parts) if start == 2]
+    for each in (parts[first:again], parts[again:]):
+        ranks = [rank for _, part in each for rank in part]
+        assert ranks == prompt[2 : 2 + len(ranks)]
+    start, ranks = parts[-1]
+    assert start + len(ranks) == len(prompt)
 
 
 def test_an_update_that_wrote_nothing_changes_nothing() -> None:

@@ -137,6 +137,17 @@ class TestPieces:
             assert ranks == [rank for start in starts for rank in (start, start + 1)]
             assert reported is None or reported.start == starts[0]
 
+    def test_parts_that_begin_again_take_the_place_of_those_that_wait(self) -> None:
+        """Other weights compute the prompt anew."""
+        choice = reply_choice(form(stream=True))
+        choice.prompt_parts += [
+            PromptLogprobs(handle=1, start=i, logprobs=values(2, first=i), is_part=True)
+            for i in (3, 5, 1, 3)
+        ]
+        reported = piece_of(choice).prompt_logprobs
+        assert reported is not None
+        assert (reported.start, reported.logprobs.ranks.tolist()) == (1, [1, 2, 3, 4])
+
     def test_next_token_only_drops_the_token_and_keeps_its_values(self) -> None:
         choice = reply_choice(form(next_token_only=True, explicit_ids=(5,)))
         assert choice.feed(entry([EOS], Finish.STOP, values(1, num_explicit=1, first=3)))
