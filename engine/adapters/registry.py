@@ -191,7 +191,7 @@ class AdapterRegistry:
             assert version.reading is not None
             error: str | None = None
             try:
-                version.digest = version.reading.result()
+                version.digest = _same_digest(version, version.reading.result())
                 self._held[version.number] = version
                 version.source = AdapterSource(version.source.path)  # what was given is let go
             except AdapterError as refusal:
@@ -296,3 +296,16 @@ class AdapterRegistry:
             assert not any(self._num_rows), "rows are gone and pin slots"
             assert all(v in named for v in self._held.values()), "nobody can ask for an adapter"
             assert not any(v.num_users for v in named), "choices are gone and use adapters"
+
+
+def _same_digest(version: AdapterVersion, digest: bytes) -> bytes:
+    """The digest of a reading; raises `AdapterError` where one before it had another.
+
+    Prefixes and fingerprints name an adapter by what it was when it was loaded.
+    """
+    if version.digest and digest != version.digest:
+        raise AdapterError(
+            f"{version.source.path} was written since it was loaded as {version.name!r}: "
+            "load it again"
+        )
+    return digest

@@ -20,9 +20,10 @@ class Reading(Future[bytes]):
 
 
 class Reader:
-    """Reads when it is asked to; the digest of a folder is its name, as of now."""
+    """Reads when it is asked to; the digest of a folder is its name, but for those in `written`."""
 
     def __init__(self) -> None:
+        self.written: dict[str, bytes] = {}
         self.held: set[int] = set()
         self._pending: list[tuple[Future[bytes], str]] = []
 
@@ -43,7 +44,7 @@ class Reader:
             if path == "bad":
                 future.set_exception(AdapterError("a bad folder"))
             else:
-                future.set_result(path.encode())
+                future.set_result(self.written.get(path, path.encode()))
 
 
 class Adapters:
@@ -220,6 +221,25 @@ def test_a_reading_that_fails_later_is_tried_again() -> None:
     adapters.registry.await_read(x, ready.append)
     adapters.settle()
     assert ready == ["a bad folder", None]
+
+
+def test_a_folder_that_holds_another_adapter_by_now_is_refused() -> None:
+    """Until it is loaded again: its replies and prefixes would have the name of the first."""
+    adapters = Adapters(max_loras=1, max_cpu_loras=1)
+    for name in "xy":
+        adapters.load(name, name)
+    named, x, ready = adapters.registry.named, adapters.take("x"), list[str | None]()
+    adapters.reader.written["x"] = b"other"
+    adapters.registry.await_read(x, ready.append)
+    adapters.settle()
+    words = "x was written since it was loaded as 'x': load it again"
+    assert ready == [words]
+    assert (adapters.registry.named, x.is_there) == (named, False)
+    assert adapters.registry.stats().num_failed == 1
+    adapters.registry.leave(x)
+    assert adapters.load("x", "x", replaces=True) is None
+    assert ("x", "x", 2, b"other".hex()) in adapters.registry.named
+    assert adapters.take("x").is_there
 
 
 def test_statistics_name_those_who_run_and_wait() -> None:
