@@ -271,6 +271,7 @@ class FakeEngine:
             stamps = [(row.queued_at, row.started_at, row.drew_at) for row, _ in due]
             times = np.array(stamps, dtype=np.float64).reshape(len(due), 3)
             output = msgspec.structs.replace(output, times=times)
+        output = msgspec.structs.replace(output, weight_tag=self.state.weight_tag)
         for row, _ in due:
             row.new, row.logprobs = [], []
         self.stats = output.stats

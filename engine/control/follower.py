@@ -201,12 +201,13 @@ class CommandFollower:
             version = str(following) if command.version is None else command.version
         drafter = self._drafter_after(command, report)
         self._engine.switch_drafts(off=drafter == "off")
-        self._engine.change_weights(version, num_updates)
+        tag = secrets.token_hex(8)
+        self._engine.change_weights(version, num_updates, tag)
         self._note_version(version)
         self.change(
             num_updates=num_updates,
             last_update=report,
-            weight_tag=secrets.token_hex(8),
+            weight_tag=tag,
             lacks_weights=report.num_lacking > 0,
             drafter=drafter,
         )

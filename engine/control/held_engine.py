@@ -105,7 +105,7 @@ class HeldEngine:
         """Read or change weights; raises `WeightUpdateError`."""
         return self._parts.runner.weights(command)
 
-    def change_weights(self, version: str, num_updates: int) -> None:
+    def change_weights(self, version: str, num_updates: int, tag: str = "") -> None:
         """Note that weights were written, the drafter's too.
 
         Keys that were computed before are found by no request after. Choices that have drawn keep
@@ -113,7 +113,7 @@ class HeldEngine:
         that were reported of a prompt are reported again.
         """
         parts = self._parts
-        parts.ring.weight_version = version
+        parts.ring.weight_version, parts.ring.weight_tag = version, tag
         parts.prefixes.num_updates = num_updates
         parts.scheduler.preempt_all(undrawn_only=True)
         for choice in parts.unfinished.waiting:

@@ -143,7 +143,8 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
         times: float64 [E, 3], when each entry's choice was submitted, first got a row, and drew its
             first token, on the monotonic clock in seconds; 0 before. None unless the engine is
             configured to report them.
-        weight_version: of the weights by which the tokens were drawn.
+        weight_version, weight_tag: of the weights by which the tokens were drawn; see
+            `EngineState`.
         stats: the engine's gauges and counters; None where the ones before are fresh enough.
         state: what holds the engine, with each `stats`.
         control: ends of commands.
@@ -164,6 +165,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     drafts: Int64Array | None = None
     times: Float64Array | None = None
     weight_version: str = FIRST_VERSION
+    weight_tag: str = ""
     stats: EngineStats | None = None
     state: EngineState | None = None
     control: list[ControlReply] = []

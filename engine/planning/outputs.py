@@ -53,7 +53,7 @@ class OutputRing:
     """Holds each row's tokens and logprobs until they are due, then gives them out by frontend.
 
     Attributes:
-        weight_version: of the weights by which what is held was drawn.
+        weight_version, weight_tag: of the weights by which what is held was drawn.
     """
 
     def __init__(self, max_rows: int, max_new: int = 1, *, report_times: bool = False) -> None:
@@ -75,7 +75,7 @@ class OutputRing:
         self._origins: UInt8Array = np.zeros(self._shape, dtype=np.uint8)
         self._outboxes: dict[bytes, _Outbox] = {}
         self._report_times = report_times
-        self.weight_version = FIRST_VERSION
+        self.weight_version, self.weight_tag = FIRST_VERSION, ""
 
     @property
     def has_output(self) -> bool:
@@ -218,9 +218,10 @@ class OutputRing:
     def collect(self) -> list[tuple[bytes, StepOutput]]:
         """Give out one output for each frontend that anything was emitted for, without `stats`."""
         outboxes, self._outboxes = self._outboxes, {}
-        reports, version = self._report_times, self.weight_version
+        reports, version, tag = self._report_times, self.weight_version, self.weight_tag
         return [
-            (frontend, _step_output(box, reports, version)) for frontend, box in outboxes.items()
+            (frontend, _step_output(box, reports, version, tag))
+            for frontend, box in outboxes.items()
         ]
 
     def _outbox(self, frontend: bytes) -> _Outbox:
@@ -257,7 +258,10 @@ def _by_frontend(emission: _Emission) -> dict[bytes, _Emission]:
 
 
 def _step_output(
-    outbox: _Outbox, report_times: bool, weight_version: str = FIRST_VERSION
+    outbox: _Outbox,
+    report_times: bool,
+    weight_version: str = FIRST_VERSION,
+    weight_tag: str = "",
 ) -> StepOutput:
     emissions = outbox.emissions
     choices = [choice for emission in emissions for choice in emission.choices]
@@ -277,6 +281,7 @@ def _step_output(
         drafts=_draft_counts(choices),
         times=_times(choices) if report_times else None,
         weight_version=weight_version,
+        weight_tag=weight_tag,
     )
 
 

@@ -176,6 +176,7 @@ class Generation:
                     self._finish(choice, submission, entry)
                 continue
             choice.prompt_logprobs = submission.prompt_logprobs
+            self.prepared.fingerprint.note(entry)
             self.tally.note(prompt_idx, entry)
             changed[choice.index] = choice
             before = choice.num_generated

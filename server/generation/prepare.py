@@ -9,7 +9,7 @@ import msgspec
 from engine.messages.request import Grammar
 from server.generation.masks import checked_grammar
 from server.generation.prompts import Prompt, prepare_prompts
-from server.generation.served import ServedModel
+from server.generation.served import ReplyFingerprint, ServedModel
 from server.generation.size_limits import check_counts, check_reply_size
 from server.generation.spec import GenerationSpec
 from server.schema.model_name import adapter_of
@@ -22,6 +22,7 @@ class PreparedRequest(msgspec.Struct, frozen=True):
 
     Attributes:
         grammar: restricts each choice's tokens; None for none.
+        fingerprint: of the reply, as far as it has come.
         ignored_keywords: where keywords of JSON schemas were dropped.
         emit_interval: tokens between two reports of the engine.
         adapter: as of `Request.adapter`.
@@ -30,7 +31,7 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     spec: GenerationSpec
     served: ServedModel
     created: int
-    fingerprint: str
+    fingerprint: ReplyFingerprint
     prompts: list[Prompt]
     grammar: Grammar | None
     ignored_keywords: list[str]

@@ -246,7 +246,7 @@ class Renderer:
                 if (piece := choice.take()) is not None
             ],
             "usage": self.usage(usage),  # after the choices, whose tokens it may count by kind
-            "system_fingerprint": prepared.fingerprint,
+            "system_fingerprint": str(prepared.fingerprint),
         }
         reply |= self.top_fields()
         if metrics is not None:

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from engine.client import EngineHandle
 from engine.contracts.info import EngineInfo
+from engine.submission import Entry
 from server.config import ServerConfig
 from server.http.admission import AdmissionControl
 from server.metrics import Metrics
@@ -16,6 +17,29 @@ from server.structured.checker import GrammarChecker
 from server.text.tokenizer import Tokenizer
 from server.version import VERSION
 from server.work.worker import Worker
+
+
+class ReplyFingerprint:
+    """The fingerprint of one reply: that of the weights which drew the last of its tokens.
+
+    Args:
+        head, tail: what stands before and after the tag of the weights.
+        weight_tag: of the weights that are served before any token has come.
+    """
+
+    def __init__(self, head: str, weight_tag: str, tail: str) -> None:
+        self._head, self._tail = head, tail
+        self._weight_tag = weight_tag
+        self._has_tokens = False
+
+    def note(self, entry: Entry) -> None:
+        """Note tokens that came, or an end without any."""
+        if entry.num_new or not self._has_tokens:
+            self._weight_tag = entry.output.weight_tag
+            self._has_tokens = entry.num_new > 0
+
+    def __str__(self) -> str:
+        return "-".join(filter(None, (self._head, self._weight_tag, self._tail)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +70,15 @@ class ServedModel:
         most = self.info.max_drawn_top
         return self.config.max_logprobs if most == -1 else most
 
-    @property
-    def fingerprint(self) -> str:
-        """The `system_fingerprint`: this version and a hash of all that decides bits."""
-        parts = "tailrace", VERSION, self.info.fingerprint, self.engine.state.weight_tag
-        return "-".join(filter(None, parts))
-
-    def fingerprint_of(self, model: str) -> str:
-        """The fingerprint of replies by a checked name; those of an adapter are its own."""
-        digests = {each.name: each.digest for each in self.engine.state.adapters}
+    def fingerprint_of(self, model: str) -> ReplyFingerprint:
+        """The `system_fingerprint` of a reply by a checked name: this version and a hash of all
+        that decides bits, the tag of updated weights, and a part of an adapter's hash.
+        """
+        state = self.engine.state
+        digests = {each.name: each.digest for each in state.adapters}
         is_base = model in self.config.model_names or model not in digests
-        return self.fingerprint if is_base else f"{self.fingerprint}-{digests[model][:8]}"
+        head = "-".join(filter(None, ("tailrace", VERSION, self.info.fingerprint)))
+        return ReplyFingerprint(head, state.weight_tag, "" if is_base else digests[model][:8])
 
     @property
     def quantization(self) -> dict[str, Any] | None:

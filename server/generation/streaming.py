@@ -52,23 +52,17 @@ class ChunkWriter:
     """Writes pieces as OpenAI's chunks; the part that all of them share is written once."""
 
     def __init__(self, generation: Generation, renderer: Renderer) -> None:
-        prepared = generation.prepared
-        head: dict[str, Any] = {
-            "id": prepared.spec.reply_id,
-            "object": renderer.chunk_object,
-            "created": prepared.created,
-            "model": prepared.spec.model,
-            "system_fingerprint": prepared.fingerprint,
-        }
         self._generation = generation
         self._renderer = renderer
-        self._prepared = prepared
-        self._form = prepared.spec.form
-        self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
+        self._prepared = generation.prepared
+        self._form = self._prepared.spec.form
+        self._fingerprint, self._head = "", b""
+        self._follow_fingerprint()
         self._tail = b'],"usage":null}\n\n' if self._form.usage_at_end else b"]}\n\n"
 
     def chunks(self, changed: list[ReplyChoice]) -> bytes:
         """Write frames of what these choices can give out now; there may be none."""
+        self._follow_fingerprint()
         parts = []
         for choice in changed:
             for piece in self._pieces_of(choice):
@@ -77,6 +71,21 @@ class ChunkWriter:
         if parts and self._generation.ended:
             parts[-1] = self._last_tail(parts[-1])
         return b"".join(parts)
+
+    def _follow_fingerprint(self) -> None:
+        """Write the head anew where other weights draw by now."""
+        fingerprint = str(self._prepared.fingerprint)
+        if fingerprint == self._fingerprint:
+            return
+        head: dict[str, Any] = {
+            "id": self._prepared.spec.reply_id,
+            "object": self._renderer.chunk_object,
+            "created": self._prepared.created,
+            "model": self._prepared.spec.model,
+            "system_fingerprint": fingerprint,
+        }
+        self._fingerprint = fingerprint
+        self._head = b"data: " + orjson.dumps(head)[:-1] + b',"choices":['
 
     def _pieces_of(self, choice: ReplyChoice) -> Iterable[Piece]:
         """What a choice can give out: a chunk a token where each has values as JSON.

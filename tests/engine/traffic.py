@@ -32,6 +32,7 @@ class Inbox:
         self.origins: dict[tuple[int, int], list[Origin]] = defaultdict(list)
         self.routes: dict[tuple[int, int], ChoiceRoutes] = {}
         self.versions: dict[tuple[int, int], list[str]] = defaultdict(list)
+        self.tags: dict[tuple[int, int], list[str]] = defaultdict(list)
 
     def read(self, output: StepOutput) -> None:
         start = 0
@@ -51,6 +52,8 @@ class Inbox:
             count = int(output.num_new[i])
             if count and output.weight_version not in self.versions[key]:
                 self.versions[key].append(output.weight_version)
+            if count and output.weight_tag not in self.tags[key]:
+                self.tags[key].append(output.weight_tag)
             self.tokens[key] += output.token_ids[start : start + count].tolist()
             if output.origins is not None:
                 codes = output.origins[start : start + count]

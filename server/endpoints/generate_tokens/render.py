@@ -171,7 +171,7 @@ class TokenRenderer(Renderer):
             **self._prompt,
             "usage": generation_usage,
             "metrics": metrics,
-            "system_fingerprint": prepared.fingerprint,
+            "system_fingerprint": str(prepared.fingerprint),
         }
 
     def reply(

@@ -77,5 +77,5 @@ def _card(name: str, context: Context) -> dict[str, Any]:
         "parent": config.model_names[0] if name in folders else None,
         "max_model_len": context.info.max_model_len,
         "quantization": context.quantization,
-        "system_fingerprint": context.fingerprint_of(name),
+        "system_fingerprint": str(context.fingerprint_of(name)),
     }

@@ -32,6 +32,7 @@ class ResponseShape:
     ) -> None:
         self.is_stored = False
         self._head = response_head(body, prepared)
+        self._fingerprint = prepared.fingerprint
         self._items = OutputItems(
             custom={tool.name for tool in body.tools or () if isinstance(tool, CustomTool)},
             as_summary=bool(body.reasoning and body.reasoning.summary),
@@ -113,7 +114,7 @@ class ResponseShape:
 
     def _response(self, status: str) -> Json:
         own = {"status": status, "store": self.is_stored, "output": list(self._items.items)}
-        return self._head | own
+        return self._head | own | {"system_fingerprint": str(self._fingerprint)}
 
     def _numbered(self, events: list[Json]) -> list[Json]:
         for event in events:
@@ -162,7 +163,7 @@ def response_head(body: ResponsesRequest, prepared: PreparedRequest) -> Json:
         "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,
-        "system_fingerprint": prepared.fingerprint,
+        "system_fingerprint": str(prepared.fingerprint),
     }
 
 

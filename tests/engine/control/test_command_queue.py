@@ -349,6 +349,7 @@ def test_an_update_changes_version_tag_and_count() -> None:
     assert (later.weight_version, later.num_updates) == ("9", 2)
     assert "" != state.weight_tag != later.weight_tag
     assert loop.inbox.versions[1, 0][:2] == ["default", "7"]
+    assert loop.inbox.tags[1, 0][:2] == ["", state.weight_tag]
     assert loop.inbox.tokens[1, 0] == reference([5, 6, 7], 8, (), 0), "it went on by itself"
     for version in ("8", " 8", "08", "-1"):
         loop.send(RunWeights(weights=FinishUpdate(version=version)))

@@ -33,7 +33,7 @@ def prepared(wanted: ReplyForm, *texts: str, n: int = 1) -> PreparedRequest:
         spec=spec(wanted, n=n),
         served=SERVED,
         created=1,
-        fingerprint="f",
+        fingerprint=SERVED.fingerprint_of("m"),
         prompts=prompts,
         grammar=None,
         ignored_keywords=[],
