@@ -68,8 +68,9 @@ class Pause(Command, tag="pause", frozen=True, kw_only=True):
     """Plan no more steps.
 
     Attributes:
-        mode: "abort" ends what runs and waits, with what it has; "wait" lets it end; "keep" stops
-            it between two steps, to go on later with its seed, its grammar and its logprobs.
+        mode: "abort" ends what runs and waits, with what it has; "wait" lets it end, unless the
+            engine is held already; "keep" stops it between two steps, to go on later with its seed,
+            its grammar and its logprobs.
         forgets: forget all prefixes, and let choices that go on compute their keys again.
         refuses: as in `EngineState`.
         for_sleep: it ends once all is awake, unless the engine is paused otherwise.

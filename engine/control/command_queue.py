@@ -32,7 +32,7 @@ class CommandQueue:
         self._engine = engine
         self._reply = reply
         self._waiting: deque[tuple[bytes, ControlRequest]] = deque()
-        self._has_begun = False
+        self._has_begun = self._waits_for_requests = False
         self._follower = CommandFollower(engine)
 
     @property
@@ -50,7 +50,7 @@ class CommandQueue:
         if isinstance(command, AbortRequests):
             count = self._engine.abort_named(command.names)
             self._end(frontend, request, followed=Followed(count))
-        elif isinstance(command, Resume) and self._is_waiting_for_requests:
+        elif isinstance(command, Resume) and self._waits_for_requests:
             self._give_up_pause()
             self._end(frontend, request)
         elif isinstance(command, LoadAdapter | UnloadAdapter):
@@ -82,15 +82,11 @@ class CommandQueue:
         else:
             done(None)
 
-    @property
-    def _is_waiting_for_requests(self) -> bool:
-        return self._has_begun and _waits(self._waiting[0][1].command)
-
     def _give_up_pause(self) -> None:
         frontend, request = self._waiting.popleft()
-        self._has_begun = False
+        self._has_begun = self._waits_for_requests = False
         self._follower.change(is_paused=False, refuses=False)
-        self._engine.release()
+        self._hold_or_release()
         error = ControlError("the engine was resumed before all requests had ended", "resumed")
         self._end(frontend, request, error)
 
@@ -99,7 +95,7 @@ class CommandQueue:
         """Whether `run_due` has anything to do."""
         if not self._waiting:
             return False
-        return not self._has_begun or self._is_ready(self._waiting[0][1].command)
+        return not self._has_begun or self._is_ready
 
     def run_due(self) -> None:
         """Begin or run the commands that are due; steps bring about what the others wait for."""
@@ -110,24 +106,30 @@ class CommandQueue:
                 self._begin(request.command)
             else:
                 self._waiting.popleft()
-                self._has_begun = False
+                self._has_begun = self._waits_for_requests = False
                 self._run(frontend, request)
 
     def _begin(self, command: Command) -> None:
-        """Bring the engine to where a command can run."""
+        """Bring the engine to where a command can run.
+
+        Where the engine is held already, no request can end, and a pause waits for none: what
+        ends the hold would have to wait behind it.
+        """
         if not isinstance(command, Pause):
             self._engine.hold()
             return
+        self._waits_for_requests = command.mode == "wait" and not self.state.is_held
         self._follower.enter_pause(command)
         if command.mode == "abort":
             self._engine.abort_named(None)
-        if command.mode == "wait":
+        if self._waits_for_requests:
             self._engine.park()
         else:
             self._engine.hold()
 
-    def _is_ready(self, command: Command) -> bool:
-        if _waits(command) and self._engine.num_ending:
+    @property
+    def _is_ready(self) -> bool:
+        if self._waits_for_requests and self._engine.num_ending:
             return False
         return self._engine.is_quiet
 
@@ -137,11 +139,15 @@ class CommandQueue:
             followed = self._follower.follow(request.command)
         except ControlError as refusal:
             error = refusal
+        self._hold_or_release()
+        self._end(frontend, request, error, followed)
+
+    def _hold_or_release(self) -> None:
+        """Let the engine plan steps if nothing holds it."""
         if self.state.is_held:
             self._engine.hold()
         else:
             self._engine.release()
-        self._end(frontend, request, error, followed)
 
     def _end(
         self,
@@ -159,8 +165,3 @@ class CommandQueue:
             weights=followed.weights,
         )
         self._reply(frontend, reply)
-
-
-def _waits(command: Command) -> bool:
-    """Whether a command waits until requests have ended."""
-    return isinstance(command, Pause) and command.mode == "wait"

@@ -187,6 +187,76 @@ def test_a_resume_ends_a_pause_that_waits() -> None:
     assert len(loop.inbox.tokens[1, 0]) == len(loop.inbox.tokens[2, 0]) == 8
 
 
+HOLDS: dict[str, list[AnyCommand]] = {
+    "paused": [Pause(mode="keep", refuses=False)],
+    "asleep": [Pause(mode="keep", for_sleep=True), Sleep()],
+    "cache-asleep": [Sleep(parts=("kv_cache",))],
+    "lacks-weights": [Sleep(keeps_weights=False), WakeUp()],
+}
+
+
+@pytest.mark.parametrize("hold", HOLDS)
+def test_a_pause_of_an_engine_that_is_held_waits_for_nothing(hold: str) -> None:
+    """Nothing runs there that could end, and what ends the hold would wait behind the pause.
+
+    The reply counts the requests that are kept, so whoever needs them ended can tell.
+    """
+    loop = Loop()
+    running = hold in ("paused", "asleep")
+    if running:
+        loop.submit(1, [5, 6, 7], **LONG)
+        loop.rounds(2)
+    for command in HOLDS[hold]:
+        loop.send(command)
+    loop.settle()
+    if not running:
+        loop.submit(1, [5, 6, 7], **LONG)
+    steps, num_replies = loop.engine.stats().num_steps, len(loop.replies)
+    loop.send(Pause(mode="wait"))
+    loop.rounds(2)
+    assert [(reply.error, reply.count) for reply in loop.replies[num_replies:]] == [(None, 1)]
+    loop.send(Resume())
+    loop.rounds(2)
+    assert loop.replies[-1].error is None
+    state = loop.commands.state
+    assert not state.is_paused
+    if hold == "paused":
+        loop.settle()
+        assert loop.inbox.tokens[1, 0] == reference([5, 6, 7], 8, (), 0)
+        return
+    loop.rounds(5)
+    assert loop.engine.stats().num_steps == steps, "a resume ends no sleep"
+    loop.send(WakeUp())
+    if state.lacks_weights:
+        loop.send(RunWeights(weights=FinishUpdate()))
+    assert loop.last().state.is_held is False
+    assert loop.inbox.tokens[1, 0] == reference([5, 6, 7], 8, (), 0)
+
+
+def test_a_resume_right_behind_a_pause_of_an_engine_that_sleeps_starts_no_step() -> None:
+    """Before its outputs are collected, so that the pause has begun and is not done."""
+    loop = Loop()
+    for handle in (1, 2):
+        loop.submit(handle, [5, 6, 7], **LONG)
+    loop.rounds(2)
+    for command in HOLDS["asleep"]:
+        loop.send(command)
+    loop.settle()
+    steps = loop.engine.stats().num_steps
+    loop.engine.abort(FRONTEND, 1)
+    assert not loop.engine.held.is_quiet
+    loop.send(Pause(mode="wait"))
+    loop.commands.run_due()
+    loop.send(Resume())
+    loop.rounds(5)
+    assert loop.engine.stats().num_steps == steps
+    assert loop.commands.state.asleep
+    assert [reply.error for reply in loop.replies] == [None] * 4
+    loop.send(WakeUp())
+    assert loop.last().state == EngineState()
+    assert loop.inbox.tokens[2, 0] == reference([5, 6, 7], 8, (), 0)
+
+
 @pytest.mark.parametrize("forgets", [False, True])
 def test_keys_are_kept_or_computed_again_as_asked(forgets: bool) -> None:
     prompt = list(range(1, 13))
