@@ -83,8 +83,8 @@ class Drafter(Protocol):
         """Where its own weights are held, by their names in its checkpoint; none for n-grams."""
         ...
 
-    def allocate(self, num_blocks: int) -> None:
-        """Replace its KV cache by one of `num_blocks` blocks of zeros.
+    def allocate(self, num_blocks: int) -> Sequence[torch.Tensor]:
+        """Replace its KV cache by one of `num_blocks` blocks of zeros; returns the tensors.
 
         Called before the first `propose` and never once a graph holds it. A block takes
         `KVCache.bytes_per_block(attention_specs, block_size, dtype of the target)`.

@@ -9,7 +9,7 @@ the new numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -150,6 +150,7 @@ class WeightUnit:
         fixed: tensors that decide how the others are laid out or are part of compiled products:
             they can only be written as they are.
         rows: of the product that multiplies by it; None where none does.
+        written: the tensors that `put` writes, all of each.
         followers: what is derived from it and computed anew after a write.
         dtype: that numbers are rounded to first of all; None: they are held as they come.
     """
@@ -157,6 +158,7 @@ class WeightUnit:
     tensors: Mapping[str, TensorInfo]
     put: Callable[[Mapping[str, torch.Tensor]], None]
     get: Callable[[], Mapping[str, Portion]]
+    written: Callable[[], Sequence[torch.Tensor]]
     store: Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] = dict
     fixed: Mapping[str, torch.Tensor] = field(default_factory=dict)
     rows: ProductRows | None = None
@@ -274,6 +276,11 @@ class NamedWeights(dict[str, NamedWeight]):
     ) -> None:
         super().__init__(named or {})
         self.passes_over = passes_over
+
+    def written(self) -> Iterator[torch.Tensor]:
+        """The tensors that hold nothing of their own once all weights are written."""
+        for unit in dict.fromkeys(weight.unit for weight in self.values()):
+            yield from unit.written()
 
 
 CHUNK = 1 << 20

@@ -169,7 +169,11 @@ class Runner(ScoringRunner, Protocol):
         ...
 
     def take_again(self, parts: Sequence[MemoryPart]) -> None:
-        """Take parts of the memory again that were given back."""
+        """Take parts of the memory again that were given back, on all ranks.
+
+        Raises:
+            ControlError: "no_memory" on one of them; all are as they were.
+        """
         ...
 
 

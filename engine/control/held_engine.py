@@ -89,7 +89,7 @@ class HeldEngine:
         self._parts.runner.give_back(memory, keeps_weights=keeps_weights)
 
     def take_again(self, memory: Sequence[MemoryPart]) -> None:
-        """Take parts of the memory again."""
+        """Take parts of the memory again, all or none; raises `ControlError`."""
         self._parts.runner.take_again(memory)
 
     @property

@@ -30,15 +30,26 @@ class SleepingMemory(Protocol):
         ...
 
     def note(self, part: MemoryPart, tensors: Iterable[torch.Tensor]) -> None:
-        """Note what a part has."""
+        """Note tensors of a part that may be lost; all else that it has is kept."""
         ...
 
     def give_back(self, part: MemoryPart, *, keep: bool) -> None:
-        """Give a part back; `keep` copies it to the host before, else a copy there is let go."""
+        """Give a part back, with a copy on the host; without `keep` what may be lost is let go.
+
+        Of a part that was given back before, it is let go from the copy.
+        """
         ...
 
     def take_again(self, part: MemoryPart) -> None:
-        """Take a part again, with its contents where they were kept, else with any."""
+        """Take the memory of a part again; `restore` fills it, and `give_back` undoes it.
+
+        Raises:
+            ControlError: "no_memory"; the part is as it was.
+        """
+        ...
+
+    def restore(self, part: MemoryPart) -> None:
+        """Fill a part that was taken again with what was kept, and the rest with zeros or any."""
         ...
 
 
@@ -58,6 +69,9 @@ class FixedMemory:
         )
 
     def take_again(self, part: MemoryPart) -> None:
+        raise AssertionError("nothing was given back")
+
+    def restore(self, part: MemoryPart) -> None:
         raise AssertionError("nothing was given back")
 
 
@@ -81,6 +95,9 @@ class HostMemory:
 
     def take_again(self, part: MemoryPart) -> None:
         """Pages come back by themselves, as zeros."""
+
+    def restore(self, part: MemoryPart) -> None:
+        """Nothing else was given back."""
 
 
 def drop_pages(tensor: torch.Tensor) -> None:

@@ -41,6 +41,7 @@ from engine.runner.host_stream import HostStream, InlineLauncher
 from engine.runner.host_threads import threads_for
 from engine.runner.launched import LaunchedScoring, LaunchedStep, wait_for
 from engine.runner.prompt_logprobs import span_logprobs
+from engine.runner.rank_memory import RankMemory
 from engine.runner.scoring import issue_scoring
 from engine.runner.step import TokenStage
 from engine.runner.step_states import step_states
@@ -86,7 +87,7 @@ class ModelRunner:
         self._sampling_rows = sampling_rows
         self._graphs = graphs
         self._states = states
-        self._memory = memory or FixedMemory()
+        self._memory = RankMemory(memory or FixedMemory(), sampling_rows.shard.exchange)
         self._masks = HostMasks(sampling_rows)
         on_cpu = rows.device.type == "cpu"
         self._launcher = HostStream() if on_cpu else InlineLauncher()
@@ -150,13 +151,11 @@ class ModelRunner:
 
     def give_back(self, parts: Sequence[MemoryPart], *, keeps_weights: bool) -> None:
         """Give parts of this rank's memory back; see `Runner`."""
-        for part in parts:
-            self._memory.give_back(part, keep=keeps_weights and part == "weights")
+        self._memory.give_back(parts, keeps_weights=keeps_weights)
 
     def take_again(self, parts: Sequence[MemoryPart]) -> None:
-        """Take parts of this rank's memory again."""
-        for part in parts:
-            self._memory.take_again(part)
+        """Take parts of this rank's memory again; see `Runner`."""
+        self._memory.take_again(parts)
 
     @property
     def rows_by_path(self) -> dict[str, int]:

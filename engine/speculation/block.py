@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,8 +64,8 @@ class BlockDrafter:
     def named_weights(self) -> NamedWeights:
         return self._loaded.named
 
-    def allocate(self, num_blocks: int) -> None:
-        self._cache.allocate(num_blocks)
+    def allocate(self, num_blocks: int) -> Sequence[torch.Tensor]:
+        return self._cache.allocate(num_blocks)
 
     def propose(self, step: VerifiedStep) -> torch.Tensor:
         loaded, attention = self._loaded, self._cache.attention

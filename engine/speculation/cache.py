@@ -37,8 +37,9 @@ class DraftCache:
         self.block_size = shape.block_size
         self._shape = shape
 
-    def allocate(self, num_blocks: int) -> None:
-        """Replace the cache by one of `num_blocks` blocks of zeros."""
+    def allocate(self, num_blocks: int) -> Sequence[torch.Tensor]:
+        """Replace the cache by one of `num_blocks` blocks of zeros; returns the tensors."""
         shape = self._shape
         cache = KVCache(self.specs, num_blocks, shape.block_size, shape.dtype, shape.device)
         self.attention = shape.make_attention(self.specs, cache)
+        return cache.layers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -40,8 +41,8 @@ class DraftModelDrafter:
     def named_weights(self) -> NamedWeights:
         return self._model.named_weights()
 
-    def allocate(self, num_blocks: int) -> None:
-        self._cache.allocate(num_blocks)
+    def allocate(self, num_blocks: int) -> Sequence[torch.Tensor]:
+        return self._cache.allocate(num_blocks)
 
     def propose(self, step: VerifiedStep) -> torch.Tensor:
         model, attention = self._model, self._cache.attention

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from engine.contracts.drafter import VerifiedStep
@@ -46,8 +48,8 @@ class EagleDrafter:
     def named_weights(self) -> NamedWeights:
         return self._eagle_head.named
 
-    def allocate(self, num_blocks: int) -> None:
-        self._cache.allocate(num_blocks)
+    def allocate(self, num_blocks: int) -> Sequence[torch.Tensor]:
+        return self._cache.allocate(num_blocks)
 
     def propose(self, step: VerifiedStep) -> torch.Tensor:
         eagle_head, attention = self._eagle_head, self._cache.attention

@@ -28,5 +28,5 @@ class TextDrafter:
     def named_weights(self) -> NamedWeights:
         return NamedWeights()
 
-    def allocate(self, num_blocks: int) -> None:
-        pass
+    def allocate(self, num_blocks: int) -> Sequence[torch.Tensor]:
+        return ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,10 +70,16 @@ def step_buffers(
 
 
 class LayerMemory(NamedTuple):
-    """What a model's layers keep of rows; `states` is None where none keeps a state."""
+    """What a model's layers keep of rows.
+
+    Attributes:
+        states: None where none keeps a state.
+        tensors: of all of it, of the drafter's and of the routes of tokens.
+    """
 
     pages: KVCache
     states: RowStates | None
+    tensors: Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -119,16 +126,19 @@ class Assembly:
     def memory(self, num_blocks: int, num_snapshots: int = 0) -> LayerMemory:
         """Allocate what the model's layers keep, and let the drafter allocate its own."""
         model, block_size = self.model, self.rows.block_size
+        tensors: list[torch.Tensor] = []
         if self.speculation is not None:
-            self.speculation.drafter.allocate(num_blocks)
+            tensors += self.speculation.drafter.allocate(num_blocks)
         if model.routes is not None:
             model.routes.allocate(num_blocks, block_size, self.device)
+            tensors += model.routes.tensors
         specs, scales = model.attention_specs, self.kv_scales
         pages = KVCache(specs, num_blocks, block_size, model.dtype, self.device, scales)
-        states, max_rows = self.state_specs, self.rows.scratch_row
-        if not states:
-            return LayerMemory(pages, None)
-        return LayerMemory(pages, RowStates(states, max_rows, num_snapshots, self.device))
+        tensors += pages.layers
+        if not self.state_specs:
+            return LayerMemory(pages, None, tensors)
+        states = RowStates(self.state_specs, self.rows.scratch_row, num_snapshots, self.device)
+        return LayerMemory(pages, states, [*tensors, *itertools.chain(*states.layers)])
 
     def runner(
         self, kept: LayerMemory, *, with_graphs: bool, memory: SleepingMemory | None = None

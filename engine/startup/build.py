@@ -168,8 +168,9 @@ def load(
     wanted, adapters = config.adapters, None
     if wanted is not None:
         adapters = AdapterStacks(wanted.max_loras, wanted.max_rank, wanted.target_modules)
+    memory = memory or FixedMemory()
     try:
-        with phase("loading weights"), (memory or FixedMemory()).making("weights"):
+        with phase("loading weights"), memory.making("weights"):
             model = load_model(config.model, device, exchange, reference, adapters)
     except torch.OutOfMemoryError as error:
         flags = "--max-loras, --max-lora-rank, --lora-target-modules"
@@ -177,6 +178,7 @@ def load(
         raise ConfigError(
             f"the model's weights{slots} do not fit on the GPU: {first_line(error)}"
         ) from error
+    memory.note("weights", model.named_weights().written())
     if adapters is not None:
         size = adapters.num_bytes / (1 << 30)
         words = "%d slots of adapters take %.2f GiB; --lora-target-modules leaves modules out"

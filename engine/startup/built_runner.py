@@ -76,9 +76,7 @@ def build_runner(
     with phase("capturing steps"):
         with memory.making("kv_cache"):
             kept = assembly.memory(size.num_blocks, size.num_snapshots or 0)
-        memory.note("kv_cache", kept.pages.layers)
-        if model.routes is not None:
-            memory.note("kv_cache", model.routes.tensors)
+        memory.note("kv_cache", kept.tensors)
         runner = assembly.runner(kept, with_graphs=config.cuda_graphs, memory=memory)
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what only the preparations needed

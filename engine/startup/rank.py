@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from engine.contracts.weights import WeightUpdateError
-from engine.errors import ConfigError, kind_and_line
+from engine.errors import ConfigError, ControlError, kind_and_line
 from engine.logs import adopt_library_lines, configure_logging
 from engine.parallel.messages import (
     DrawStep,
@@ -92,10 +92,11 @@ class Follower:
                 self._settle()
                 self._runner.give_back(message.parts, keeps_weights=message.keeps_weights)
             case TakeAgain():
-                self._runner.take_again(message.parts)
+                with contextlib.suppress(ControlError):  # rank 0 answers
+                    self._runner.take_again(message.parts)
             case FollowWeights():
                 self._settle()
-                with contextlib.suppress(WeightUpdateError):  # rank 0 answers
+                with contextlib.suppress(WeightUpdateError):
                     self._runner.weights(message.command)
             case ReadAdapter():
                 self._store.read(message.number, message.source)

@@ -10,7 +10,7 @@ import torch
 
 from engine.contracts.named_weights import WeightError
 from engine.contracts.weights import WeightUpdateError
-from engine.errors import kind_and_line
+from engine.errors import ControlError, kind_and_line
 from sampling.device.ranks import RankExchange
 
 Result = TypeVar("Result")
@@ -29,7 +29,7 @@ def agreed(work: Callable[[], Result], exchange: RankExchange) -> Result:
         result, error = work(), None
     except WeightUpdateError as refused:
         result, error = None, refused
-    except WeightError as refused:
+    except (WeightError, ControlError) as refused:
         result, error = None, WeightUpdateError(str(refused), refused.code)
     except Exception as failed:  # files, sockets and pickles fail in many ways
         result, error = None, WeightUpdateError(kind_and_line(failed), "bad_source")

@@ -22,13 +22,15 @@ from engine.contracts.weights import (
 from engine.errors import ControlError
 from engine.submission import EngineDeadError
 from server.context import Context
-from server.errors import ApiError
+from server.errors import ApiError, held
 from server.http.failures import lost_engine
 
 CONFLICTS = frozenset(
     {"asleep", "busy", "no_update", "not_paused", "resumed", "update_in_progress"}
 )
 """Codes of commands that may be followed in another state of the engine: they are a 409."""
+LATER = frozenset({"no_memory"})
+"""Codes of commands that may be followed once others do something: they are a 503."""
 
 
 async def steer(command: AnyCommand, context: Context) -> ControlReply:
@@ -36,6 +38,8 @@ async def steer(command: AnyCommand, context: Context) -> ControlReply:
     try:
         return await context.engine.control(command)
     except ControlError as error:
+        if error.code in LATER:
+            raise held(str(error), error.code) from None
         status = 409 if error.code in CONFLICTS else 404 if error.code == "no_adapter" else 400
         raise ApiError(status, str(error), code=error.code) from None
     except EngineDeadError as error:

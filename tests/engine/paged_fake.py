@@ -176,6 +176,8 @@ class PagedFake:
             self.keys[:] = -1  # what is found there afterwards is no key
 
     def take_again(self, parts: Sequence[MemoryPart]) -> None:
+        if self.refusal is not None:
+            raise self.refusal
         self.asleep -= set(parts)
 
     def launch_scoring(self, plan: ScoringPlan) -> ScoringHandle:

@@ -52,6 +52,7 @@ FIRST = (
 """Files and folders, most wanted first; the last compile kernels for nine minutes."""
 ALONE = (
     "tests/engine/memory/test_mapped_cuda.py",
+    "tests/engine/memory/test_sleep_cuda.py",
     "tests/engine/parallel/test_gpus.py",
     "tests/engine/startup/test_memory.py",
     "tests/engine/test_faults.py",

@@ -19,6 +19,13 @@ _STOPS = "    finish[ends & stopped[np.arange(len(rows)), first]] = Finish.STOP\
 COMMANDS = "tests/engine/control/test_command_queue.py"
 PLANNING = (
     Mutant(
+        "a-pause-waits-for-requests-that-cannot-end",
+        "engine/control/command_queue.py",
+        'command.mode == "wait" and not self.state.is_held',
+        'command.mode == "wait"',
+        (f"{COMMANDS}::test_a_pause_of_an_engine_that_is_held_waits_for_nothing",),
+    ),
+    Mutant(
         "prefixes-of-other-weights-are-found",
         "engine/control/held_engine.py",
         "        parts.prefixes.num_updates = num_updates\n",

@@ -43,7 +43,7 @@ def module_weights(
         if infos is None or tensor.data_ptr() in seen:
             continue  # another name of a tensor that is shared
         seen.add(tensor.data_ptr())
-        unit = WeightUnit(infos, held.put, held.get, dtype=tensor.dtype)
+        unit = WeightUnit(infos, held.put, held.get, held.written, dtype=tensor.dtype)
         if tensor.data_ptr() in followers:
             unit.followers.append(followers[tensor.data_ptr()])
         named |= {name: NamedWeight(name, unit, name) for name in infos}
@@ -78,6 +78,9 @@ class _HeldTensor:
     def get(self) -> Mapping[str, Portion]:
         parts = self._parts(self._tensor).items()
         return {name: Portion(part, tuple(part.shape)) for name, part in parts}
+
+    def written(self) -> list[torch.Tensor]:
+        return [self._tensor]
 
     def _parts(self, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         """A tensor in the place of this one, as the checkpoint has it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -94,7 +95,12 @@ class WeightNotes:
 
         base = target if base is None else base
         self.registry.note(
-            tensors, lambda new: fill(new, target, name, own), get, base=base, dtype=target.dtype
+            tensors,
+            lambda new: fill(new, target, name, own),
+            get,
+            lambda: [target],
+            base=base,
+            dtype=target.dtype,
         )
 
     def module(
@@ -117,7 +123,8 @@ class WeightNotes:
             return modules.held(held.part()).portions(held.places(storing.groups()))
 
         dtype = self._dtype(tensors)
-        self.registry.note(tensors, put, get, store=storing.store, rows=rows, dtype=dtype)
+        written = partial(_tensors, lambda: [held.part()])
+        self.registry.note(tensors, put, get, written, store=storing.store, rows=rows, dtype=dtype)
 
     def expert(
         self,
@@ -184,8 +191,8 @@ class WeightNotes:
             own = [modules.held(part).portions(places) for part in parts()]
             return {name: _stacked([each[name] for each in own]) for name in own[0]}
 
-        dtype = self._dtype(tensors)
-        self.registry.note(tensors, put, get, store=storing.store, dtype=dtype)
+        dtype, written = self._dtype(tensors), partial(_tensors, parts)
+        self.registry.note(tensors, put, get, written, store=storing.store, dtype=dtype)
 
     def bias(
         self,
@@ -210,7 +217,7 @@ class WeightNotes:
         def get() -> Mapping[str, Portion]:
             return {name: Portion(target, info.shape, (outputs_of(shape, order),))}
 
-        self.registry.note(tensors, put, get, dtype=target.dtype)
+        self.registry.note(tensors, put, get, lambda: [target], dtype=target.dtype)
 
     def dense(
         self,
@@ -245,11 +252,17 @@ class WeightNotes:
             (name,) = tensors
             return {name: Portion(get(), shape.whole, (outputs_of(shape),))}
 
-        self.registry.note(tensors, write, read, base=base, dtype=self._dtype(tensors))
+        dtype = self._dtype(tensors)
+        self.registry.note(tensors, write, read, lambda: [get()], base=base, dtype=dtype)
 
     def _dtype(self, tensors: Mapping[str, TensorInfo]) -> torch.dtype | None:
         """What modules of one tensor are read in; those of several are quantized."""
         return self._modules.dtype if len(tensors) == 1 else None
+
+
+def _tensors(parts: Callable[[], Sequence[Part]]) -> list[torch.Tensor]:
+    """The tensors of parts, in which they are written."""
+    return [tensor for part in parts() for tensor in part.tensors]
 
 
 def _stacked(portions: Sequence[Portion]) -> Portion:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -23,6 +23,7 @@ FIXED = (".g_idx", ".weight_g_idx", ".weight_shape", ".input_scale", ".activatio
 
 Put = Callable[[WeightSource], None]
 Get = Callable[[], Mapping[str, Portion]]
+Written = Callable[[], Sequence[torch.Tensor]]
 
 
 class WeightRegistry:
@@ -53,6 +54,7 @@ class WeightRegistry:
         tensors: Mapping[str, TensorInfo],
         put: Put,
         get: Get,
+        written: Written,
         *,
         store: Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]] = dict,
         rows: ProductRows | None = None,
@@ -63,7 +65,7 @@ class WeightRegistry:
 
         Args:
             put: reads it from a source of given tensors, and writes it in place.
-            get, store, rows, dtype: as of `WeightUnit`.
+            get, written, store, rows, dtype: as of `WeightUnit`.
             base: the tensor that holds it, of which others may be derived.
         """
         source = self._source
@@ -71,6 +73,7 @@ class WeightRegistry:
             tensors,
             lambda given: put(GivenTensors(given, source)),
             get,
+            written,
             store,
             self._fixed(tensors),
             rows,
@@ -86,7 +89,7 @@ class WeightRegistry:
         """Note tensors that can only be written as they are."""
         checkpoint = self._source.checkpoint
         assert checkpoint is not None
-        unit = self.note(tensors, lambda _: None, dict)
+        unit = self.note(tensors, lambda _: None, dict, list)
         unit.fixed = {name: checkpoint.stored(name).cpu() for name in tensors}
         self.take()
 

@@ -27,7 +27,7 @@ def unit_of(held: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> WeightUn
     def get() -> dict[str, Portion]:
         return {"w": Portion(held, tuple(held.shape))}
 
-    return WeightUnit({"w": TensorInfo(tuple(held.shape), dtype)}, put, get)
+    return WeightUnit({"w": TensorInfo(tuple(held.shape), dtype)}, put, get, lambda: [held])
 
 
 def test_what_is_derived_follows_a_write() -> None:

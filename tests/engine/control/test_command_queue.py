@@ -752,6 +752,25 @@ def test_memory_that_cannot_be_given_back_is_refused() -> None:
     assert loop.commands.state == EngineState()
 
 
+def test_an_engine_that_has_no_room_to_wake_up_sleeps_on() -> None:
+    loop = Loop()
+    loop.submit(1, [5, 6, 7], **LONG)
+    loop.rounds(2)
+    for command in HOLDS["asleep"]:
+        loop.send(command)
+    asleep = loop.last().state
+    loop.runner.refusal = ControlError("no room", "no_memory")
+    loop.send(WakeUp())
+    assert loop.last().code == "no_memory"
+    assert loop.commands.state == asleep
+    assert loop.runner.asleep == set(MEMORY_PARTS)
+    assert (1, 0) not in loop.inbox.finish
+    loop.runner.refusal = None
+    loop.send(WakeUp())
+    assert loop.last().state == EngineState()
+    assert loop.inbox.tokens[1, 0] == reference([5, 6, 7], 8, (), 0)
+
+
 def test_weights_that_could_not_be_let_go_are_not_lacking(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop()
 

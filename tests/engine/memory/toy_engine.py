@@ -63,8 +63,9 @@ class ToyDrafter:
     def named_weights(self) -> NamedWeights:
         return NamedWeights()
 
-    def allocate(self, num_blocks: int) -> None:
+    def allocate(self, num_blocks: int) -> Sequence[torch.Tensor]:
         """It has no cache."""
+        return ()
 
     def propose(self, step: VerifiedStep) -> torch.Tensor:
         drafts = torch.full((len(step.last), self.num_tokens), -1, dtype=torch.int32)

@@ -69,6 +69,24 @@ def write_in_pieces(named: NamedWeights, tensors: Tensors, seed: int = 0) -> Non
         unit.write(whole)
 
 
+def lose(named: NamedWeights) -> None:
+    """Lose what writes of all weights bring back, as a sleep at level 2 does."""
+    for tensor in named.written():
+        tensor.zero_()
+
+
+def assert_regained(model: CausalLM, tensors: Tensors) -> None:
+    """Assert that what is lost without the weights is back once they are written.
+
+    Whatever else a model has, as tables of angles and orders of inputs, is not lost.
+    """
+    named, wanted = model.named_weights(), text_logits(model)
+    lose(named)
+    assert not torch.equal(text_logits(model), wanted)
+    write_in_pieces(named, tensors, seed=1)
+    assert torch.equal(text_logits(model), wanted)
+
+
 @torch.inference_mode()
 def text_logits(model: CausalLM, num_tokens: int = NUM_TOKENS) -> torch.Tensor:
     """A model's logits of a text, in one forward [num_tokens, width]."""

@@ -41,8 +41,9 @@ class TableDrafter:
     def named_weights(self) -> NamedWeights:
         return NamedWeights()
 
-    def allocate(self, num_blocks: int) -> None:
+    def allocate(self, num_blocks: int) -> Sequence[torch.Tensor]:
         """It has no cache."""
+        return ()
 
     def propose(self, step: VerifiedStep) -> torch.Tensor:
         self.num_runs += 1

@@ -13,6 +13,7 @@ from engine.models.fallback.model import FallbackModel
 from tests.engine.models.fallback.fallback_models import GPT_SIZES, MODELS
 from tests.engine.models.rewriting import (
     assert_holds,
+    assert_regained,
     stored_tensors,
     text_logits,
     write_in_pieces,
@@ -38,6 +39,7 @@ def test_modules_are_rewritten(name: str, tmp_path: Path) -> None:
     write_in_pieces(named, new)
     assert torch.equal(text_logits(model), wanted)
     assert_holds(named, new)
+    assert_regained(model, new)
 
 
 def test_a_checkpoint_without_the_prefix_of_its_base_model(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from engine.config import ModelConfig
 from engine.contracts.model import CausalLM
+from engine.kernels.linear import FEW_INPUTS
 from engine.models.decoder import Decoder
 from engine.models.loader import load_model
 from sampling.device.ranks import RankExchange
@@ -18,6 +19,8 @@ from tests.engine.models.families.shard_models import CPU
 from tests.engine.models.families.shard_models import MODELS as DIVIDED
 from tests.engine.models.rewriting import (
     assert_holds,
+    assert_regained,
+    lose,
     stored_tensors,
     text_logits,
     write_in_pieces,
@@ -53,6 +56,13 @@ def assert_rewritten(model: CausalLM, folder: Path) -> None:
     write_in_pieces(named, new)
     assert torch.equal(text_logits(model), wanted)
     assert_holds(named, new)
+    assert_regained(model, new)
+    lose(named)
+    as_given = {
+        name: each for name, each in named.items() if max(each.shape[-1:], default=0) <= FEW_INPUTS
+    }
+    held = [name for name, each in as_given.items() if bool(each.read().any())]
+    assert not held, "all of a weight is given up, but for those that a CPU packs"
 
 
 @pytest.mark.parametrize("name", ["biases", "deepseek-v3", "gpt-oss", "phi3-partial", "qwen3-moe"])
@@ -72,6 +82,7 @@ def test_ranks_write_their_parts(name: str, size: int, tmp_path: Path) -> None:
         assert_holds(named, old)
         write_in_pieces(named, new)
         assert_holds(named, new)
+        assert_regained(model, new)
         return text_logits(model)
 
     wanted = on_ranks(size, lambda exchange: text_logits(load_part(exchange, "new")))

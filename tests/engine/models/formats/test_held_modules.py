@@ -38,6 +38,7 @@ from tests.engine.models.formats.packers import (
 )
 from tests.engine.models.rewriting import (
     assert_holds,
+    assert_regained,
     stored_tensors,
     text_logits,
     write_in_pieces,
@@ -147,6 +148,7 @@ def test_every_format_is_rewritten(name: str, tmp_path: Path) -> None:
     write_in_pieces(named, new)
     assert torch.equal(text_logits(model), wanted)
     assert_holds(named, new)
+    assert_regained(model, new)
 
 
 def load_part(exchange: RankExchange, folder: Path, **settings: Any) -> CausalLM:
@@ -163,6 +165,7 @@ def test_ranks_write_their_parts(name: str, tmp_path: Path) -> None:
         assert_holds(model.named_weights(), old)
         write_in_pieces(model.named_weights(), new)
         assert_holds(model.named_weights(), new)
+        assert_regained(model, new)
         return text_logits(model)
 
     wanted = on_ranks(2, lambda exchange: text_logits(load_part(exchange, tmp_path / "new")))
@@ -191,6 +194,7 @@ def test_weights_that_are_rounded_at_load(name: str, size: int, tmp_path: Path) 
         named = model.named_weights()
         assert named.keys() == new.keys()
         write_in_pieces(named, new)
+        assert_regained(model, new)
         return text_logits(model), {name: each.read() for name, each in named.items()}
 
     def wanted(exchange: RankExchange) -> tuple[torch.Tensor, Tensors]:

@@ -66,6 +66,14 @@ async def test_a_sleep_that_is_refused_ends_its_pause(
     assert steered.engine.commands == [Pause(for_sleep=True), WakeUp(parts=())]
 
 
+async def test_a_server_that_has_no_room_to_wake_up_may_be_asked_again(steered: Site) -> None:
+    steered.engine.refusal = ControlError("the GPU has no room", "no_memory")
+    reply = await steered.client.post("/wake_up")
+    assert (reply.status_code, error_of(reply)["code"]) == (503, "no_memory")
+    assert error_of(reply)["message"] == "the GPU has no room"
+    assert int(reply.headers["retry-after"]) > 0
+
+
 async def test_wake_up_by_parts(steered: Site) -> None:
     steered.engine.state = EngineState(asleep=("kv_cache",))
     reply = await steered.client.post("/wake_up?tags=weights")
