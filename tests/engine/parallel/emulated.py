@@ -17,6 +17,7 @@ from engine.parallel.lead import LeadReader, LeadRunner
 from engine.parallel.messages import Message, Setup, decode, encode
 from engine.runner.model_runner import ModelRunner
 from engine.startup.build import assemble, build_rank, load
+from engine.startup.device import make_sleeping
 from engine.startup.error_statement import ErrorMeasure
 from engine.startup.rank import Follower
 from engine.structured.tokenizer import TokenizerReader
@@ -92,7 +93,8 @@ def engine_of(config: EngineConfig) -> Iterator[tuple[Engine, ThreadRanks]]:
     measure = ErrorMeasure(config, tokenizer, exchange)
     make = partial(assemble, tokenizer=tokenizer, exchange=exchange, measure=measure)
     try:
-        model, adapters = load(config, CPU, exchange, measure.reference)
+        memory = make_sleeping(config, CPU)
+        model, adapters = load(config, CPU, exchange, measure.reference, memory)
         parts = make(
             config,
             model,
@@ -100,6 +102,7 @@ def engine_of(config: EngineConfig) -> Iterator[tuple[Engine, ThreadRanks]]:
             lead,
             adapters=adapters,
             lead_reader=lambda reader: LeadReader(reader, others),
+            memory=memory,
         )
         yield parts.engine(), others
     finally:

@@ -9,7 +9,7 @@ nothing here is random.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,10 @@ from msgspec import structs
 from demo import EAGLE_FOLDER, MODEL_FOLDER
 from engine.arrays import LogprobArrays
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.contracts.control import MEMORY_PARTS, MemoryPart
 from engine.contracts.runner import RunnerLostError
+from engine.errors import ControlError
+from engine.memory.sleeping import HostMemory
 from engine.messages.request import Grammar, PromptLogprobsParams, Request, ScoringRequest
 from engine.messages.step_output import Finish
 from engine.speculative_config import SpeculativeConfig
@@ -262,6 +265,48 @@ def test_plans_are_small() -> None:
             engine.submit(FRONTEND, one)
         read(engine)
     assert sorted(others.sent)[len(others.sent) // 2] < 1500
+
+
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_a_rank_that_has_no_room_to_wake_up_lets_all_sleep_on(
+    lacking: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever it is; they take steps together once it has."""
+    config, memories = of(2, sleep_mode=True), list[HostMemory]()
+    monkeypatch.setattr(HostMemory, "__init__", recorded(HostMemory.__init__, memories))
+    take, is_full = HostMemory.take_again, True
+
+    def take_again(self: HostMemory, part: MemoryPart) -> None:
+        if is_full and memories.index(self) == lacking:
+            raise ControlError("no room", "no_memory")
+        take(self, part)
+
+    monkeypatch.setattr(HostMemory, "take_again", take_again)
+    asked = [request(0, TOKENIZER.encode(TEXTS[0]), params=SamplingParams(seed=1))]
+    with engine_of(config) as (engine, others):
+        engine.held.give_back(MEMORY_PARTS, keeps_weights=True)
+        for _ in range(2):
+            with pytest.raises(ControlError, match=r"^no room$") as refused:
+                engine.held.take_again(MEMORY_PARTS)
+            assert refused.value.code == "no_memory"
+        is_full = False
+        engine.held.take_again(MEMORY_PARTS)
+        for each in asked:
+            engine.submit(FRONTEND, each)
+        tokens = read(engine).tokens
+        assert others.failure() is None
+    assert len(memories) == 2
+    assert tokens == answers(of(1), asked).tokens
+
+
+def recorded(make: Callable[[HostMemory], None], made: list[HostMemory]) -> Any:
+    """A constructor that notes what it makes."""
+
+    def init(self: HostMemory) -> None:
+        made.append(self)
+        make(self)
+
+    return init
 
 
 def test_what_a_rank_raises_ends_the_engine_with_its_name() -> None:
