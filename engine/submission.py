@@ -91,6 +91,7 @@ class Entry(NamedTuple):
             drafts=None if drafts is None else drafts[own].copy(),
             times=None if times is None else times[own].copy(),
             weight_version=output.weight_version,
+            weight_tag=output.weight_tag,
         )
         return self._replace(output=alone, entry_idx=0, start=0)
 

@@ -178,6 +178,8 @@ def entry_output(
         errors={} if entry.error is None else {handle: entry.error},
         drafts=None if output.drafts is None else output.drafts[own],
         times=None if output.times is None else output.times[own],
+        weight_version=output.weight_version,
+        weight_tag=output.weight_tag,
     )
 
 

@@ -87,6 +87,7 @@ def test_a_reader_that_lags_keeps_few_outputs_of_whole_steps() -> None:
             times=np.arange(6.0).reshape(2, 3),
             errors={5: "why", 4: "other"},
             weight_version=f"v{number}",
+            weight_tag=f"t{number}",
         )
         outputs.append(weakref.ref(step.token_ids))
         deliver_output(step, {5: submission})
@@ -97,6 +98,7 @@ def test_a_reader_that_lags_keeps_few_outputs_of_whole_steps() -> None:
         entry = late[number]
         assert entry[3:] == wanted[3:]
         assert (entry.error, entry.weight_version) == (wanted.error, wanted.weight_version)
+        assert entry.output.weight_tag == wanted.output.weight_tag
         for name in ("token_ids", "drafts", "origins", "times"):
             np.testing.assert_array_equal(getattr(entry, name), getattr(wanted, name))
         assert entry.logprobs is not None
