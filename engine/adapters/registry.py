@@ -22,7 +22,6 @@ from engine.contracts.adapters import (
     AdapterVersion,
     NamedAdapter,
     Ready,
-    no_adapter,
 )
 from engine.errors import AdapterError, ControlError, kind_and_line
 from engine.rows import Choice
@@ -144,21 +143,13 @@ class AdapterRegistry:
             choice.adapter = version
         return version is not None
 
-    def await_read(self, version: AdapterVersion, ready: Ready, digest: str = "") -> None:
-        """Call `ready` when a version that is not on the host is there.
-
-        Its folder may hold another adapter by then: that is not for who asked by a `digest`.
-        """
-
-        def found(error: str | None) -> None:
-            is_other = error is None and not version.is_of(digest)
-            ready(no_adapter(version.name, digest) if is_other else error)
-
+    def await_read(self, version: AdapterVersion, ready: Ready) -> None:
+        """Call `ready` when a version that is not on the host is there."""
         if version.reading is None:
             version.number = next(self._numbers)
-            self._read(version, found)
+            self._read(version, ready)
         else:
-            version.waiting.append(found)
+            version.waiting.append(ready)
 
     def leave(self, version: AdapterVersion) -> None:
         """End what `take` began, for one user."""

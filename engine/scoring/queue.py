@@ -116,8 +116,7 @@ class ScoringQueue:
         if self._adapters is None or adapter is None or adapter.is_there:
             self._line.push(progress)
         else:
-            digest = progress.request.adapter_digest
-            self._adapters.await_read(adapter, partial(self._go_on, progress), digest)
+            self._adapters.await_read(adapter, partial(self._go_on, progress))
 
     def _go_on(self, progress: ScoringProgress, error: str | None) -> None:
         """Let a request wait for blocks whose adapter is there, or say why it is not."""

@@ -60,8 +60,7 @@ class Prerequisites:
         """Let choices wait for what they lack, in order."""
         adapter = choices[0].adapter
         if self._adapters is not None and adapter is not None and not adapter.is_there:
-            digest = choices[0].request.adapter_digest
-            self._adapters.await_read(adapter, partial(self._go_on, choices), digest)
+            self._adapters.await_read(adapter, partial(self._go_on, choices))
             return
         is_constrained = choices[0].request.is_constrained
         if not (is_constrained and self._grammars and self._grammars.hold(choices)):

@@ -172,18 +172,13 @@ def test_an_adapter_over_the_limit_is_read_again() -> None:
     adapters.registry.check(is_idle=True)
 
 
-def test_a_folder_that_holds_another_adapter_is_not_for_who_asked_by_the_digest() -> None:
-    adapters = Adapters(max_cpu_loras=1)
+def test_who_asks_by_a_digest_gets_no_other_adapter() -> None:
+    adapters = Adapters()
     adapters.load("x", "a")
-    x = adapters.take("x")
-    adapters.registry.leave(x)
-    adapters.load("y", "b")
-    x.source = AdapterSource("another")
-    said: list[str | None] = []
-    for digest in ("", b"a".hex(), b"another".hex()):
-        adapters.registry.await_read(x, said.append, digest)
-    adapters.settle()
-    assert [words is None for words in said] == [True, False, True]
+    registry = adapters.registry
+    assert registry.take("x", digest=b"another".hex()) is None
+    x = registry.take("x", digest=b"a".hex())
+    assert x is adapters.take("x")
 
 
 def test_an_adapter_over_the_limit_is_the_one_left_longest_ago() -> None:
