@@ -111,6 +111,7 @@ class MappedMemory:
         torch.cuda.empty_cache()
 
     def take_again(self, part: MemoryPart) -> None:
+        torch.cuda.empty_cache()  # the driver does not have what torch keeps for later
         self._memory.take_again(self._segments(part), part)
 
     def restore(self, part: MemoryPart) -> None:

@@ -32,7 +32,6 @@ from engine.contracts.weights import (
     WeightUpdateError,
     WeightValues,
 )
-from engine.errors import kind_and_line
 from engine.weights.agreement import agreed
 from engine.weights.groups import WeightGroups
 from engine.weights.incoming import IncomingTensors
@@ -135,6 +134,7 @@ class RankWeights:
         except WeightUpdateError:
             self._update = None
             tensors.pass_over()
+            self._release()
             raise
         self._begun().seconds += time.perf_counter() - start
 
@@ -151,14 +151,9 @@ class RankWeights:
         self._agreed(partial(update.check_received, held))
         start = time.perf_counter()
         try:
-            with torch.no_grad():
-                update.write()
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
-        except Exception as error:
-            raise RunnerLostError(
-                f"weights were written in part: {kind_and_line(error)}"
-            ) from error
+            self._agreed(partial(self._write, update))
+        except WeightUpdateError as error:
+            raise RunnerLostError(f"weights were written in part: {error}") from error
         self._lacking -= update.written
         report = UpdateReport(
             num_tensors=update.num_tensors,
@@ -171,6 +166,13 @@ class RankWeights:
         del update
         self._release()
         return report
+
+    @torch.no_grad()
+    def _write(self, update: WeightUpdate) -> None:
+        """Write an update; who is told that all ranks did may write to its files again."""
+        update.write()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def _release(self) -> None:
         """Give back the memory of tensors that were kept: a trainer may be on the same GPU."""
