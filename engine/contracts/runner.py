@@ -164,7 +164,8 @@ class Runner(ScoringRunner, Protocol):
             keeps_weights: weights are copied to the host; else they are let go.
 
         Raises:
-            ControlError: this engine's memory cannot be given back.
+            ControlError: this engine's memory cannot be given back ("no_sleep"), or the host of a
+                rank has no room for copies ("no_memory"); all are as they were.
         """
         ...
 

@@ -101,13 +101,19 @@ class MappedMemory:
     def note(self, part: MemoryPart, tensors: Iterable[torch.Tensor]) -> None:
         self._parts[part].lossy += tensors
 
-    def give_back(self, part: MemoryPart, *, keep: bool) -> None:
-        """Unmap a part; what is kept is copied to pinned memory of the host before."""
+    def copy(self, part: MemoryPart, *, keep: bool) -> None:
         torch.cuda.synchronize(self._device)
         own = self._parts.get(part)
         if own is not None:
             lost = own.unused() + ([] if keep else own.lost())
-            self._memory.give_back(list(own.segments.values()), lost)
+            self._memory.copy(self._segments(part), lost, part)
+
+    def drop_copy(self, part: MemoryPart) -> None:
+        self._memory.drop_copy(self._segments(part))
+
+    def give_back(self, part: MemoryPart) -> None:
+        torch.cuda.synchronize(self._device)
+        self._memory.give_back(self._segments(part))
         torch.cuda.empty_cache()
 
     def take_again(self, part: MemoryPart) -> None:

@@ -90,12 +90,14 @@ class Segment:
     Attributes:
         handle: of the memory behind it; None while there is none.
         saved: what it held; None while that is where it belongs.
+        copied: what is to be `saved` once it is given back; None where nothing was copied.
     """
 
     address: int
     size: int
     handle: int | None
     saved: Saved | None = None
+    copied: Saved | None = None
 
     @property
     def range(self) -> Range:
@@ -109,15 +111,30 @@ class SegmentMemory:
     def __init__(self, driver: MemoryDriver) -> None:
         self._driver = driver
 
-    def give_back(self, segments: Sequence[Segment], lost: Sequence[Range]) -> None:
-        """Unmap segments, and keep on the host what they hold but for what is `lost`.
+    def copy(self, segments: Sequence[Segment], lost: Sequence[Range], part: MemoryPart) -> None:
+        """Copy to the host what segments hold, but for what is `lost`.
 
-        Of those that are unmapped already, it lets go what is lost.
+        Raises:
+            ControlError: "no_memory"; nothing was copied.
         """
         holes = joined(lost)
-        saved = [self._saved(segment, holes) for segment in segments]
-        for segment, own in zip(segments, saved, strict=True):
-            segment.saved = own
+        try:
+            copied = [self._saved(segment, holes) for segment in segments]
+        except RuntimeError as error:
+            words = f"the host has no room for a copy of {part!r}, which stays as it is: "
+            raise ControlError(words + first_line(error), "no_memory") from error
+        for segment, own in zip(segments, copied, strict=True):
+            segment.copied = own
+
+    def drop_copy(self, segments: Sequence[Segment]) -> None:
+        """Drop what was copied of segments that stay as they are."""
+        for segment in segments:
+            segment.copied = None
+
+    def give_back(self, segments: Sequence[Segment]) -> None:
+        """Unmap segments; what was copied is what they held."""
+        for segment in segments:
+            segment.saved, segment.copied = segment.copied or segment.saved, None
             if segment.handle is not None:
                 self._unmap(segment)
 

@@ -33,11 +33,22 @@ class SleepingMemory(Protocol):
         """Note tensors of a part that may be lost; all else that it has is kept."""
         ...
 
-    def give_back(self, part: MemoryPart, *, keep: bool) -> None:
-        """Give a part back, with a copy on the host; without `keep` what may be lost is let go.
+    def copy(self, part: MemoryPart, *, keep: bool) -> None:
+        """Copy a part to the host before it is given back; without `keep` what may be lost is not.
 
-        Of a part that was given back before, it is let go from the copy.
+        Of a part that was given back before, the copy is copied.
+
+        Raises:
+            ControlError: "no_memory", or "no_sleep" where no memory is ever given back.
         """
+        ...
+
+    def drop_copy(self, part: MemoryPart) -> None:
+        """Drop what `copy` made; the part stays as it was."""
+        ...
+
+    def give_back(self, part: MemoryPart) -> None:
+        """Give a part back; what it held is what was copied last."""
         ...
 
     def take_again(self, part: MemoryPart) -> None:
@@ -62,11 +73,17 @@ class FixedMemory:
     def note(self, part: MemoryPart, tensors: Iterable[torch.Tensor]) -> None:
         pass
 
-    def give_back(self, part: MemoryPart, *, keep: bool) -> None:
+    def copy(self, part: MemoryPart, *, keep: bool) -> None:
         raise ControlError(
             "this server's memory cannot be given back: start it with --enable-sleep-mode",
             "no_sleep",
         )
+
+    def drop_copy(self, part: MemoryPart) -> None:
+        """There is none."""
+
+    def give_back(self, part: MemoryPart) -> None:
+        raise AssertionError("it was not copied")
 
     def take_again(self, part: MemoryPart) -> None:
         raise AssertionError("nothing was given back")
@@ -88,7 +105,13 @@ class HostMemory:
         if part == "kv_cache":
             self._cache += tensors
 
-    def give_back(self, part: MemoryPart, *, keep: bool) -> None:
+    def copy(self, part: MemoryPart, *, keep: bool) -> None:
+        """What is on the host stays there."""
+
+    def drop_copy(self, part: MemoryPart) -> None:
+        """There is none."""
+
+    def give_back(self, part: MemoryPart) -> None:
         if part == "kv_cache":
             for tensor in self._cache:
                 drop_pages(tensor)

@@ -82,8 +82,8 @@ class LeadRunner:
         return self._runner.read_routes(slots)  # each rank chooses alike
 
     def give_back(self, parts: Sequence[MemoryPart], *, keeps_weights: bool) -> None:
-        self._runner.give_back(parts, keeps_weights=keeps_weights)
         self._others.send(GiveBack(list(parts), keeps_weights))
+        self._runner.give_back(parts, keeps_weights=keeps_weights)
 
     def take_again(self, parts: Sequence[MemoryPart]) -> None:
         self._others.send(TakeAgain(list(parts)))

@@ -18,9 +18,16 @@ class RankMemory:
         self._memory, self._exchange = memory, exchange
 
     def give_back(self, parts: Sequence[MemoryPart], *, keeps_weights: bool) -> None:
-        """Give parts back; see `Runner`."""
+        """Give parts back, on all ranks or on none; see `Runner`."""
+        try:
+            agreed(lambda: self._copy(parts, keeps_weights=keeps_weights), self._exchange)
+        except ControlError:
+            for part in parts:
+                self._memory.drop_copy(part)
+            raise
         for part in parts:
-            self._memory.give_back(part, keep=keeps_weights and part == "weights")
+            self._memory.give_back(part)
+        agreed(lambda: None, self._exchange)  # whoever is told may take every GPU
 
     def take_again(self, parts: Sequence[MemoryPart]) -> None:
         """Take parts again, on all ranks or on none; see `Runner`."""
@@ -28,10 +35,14 @@ class RankMemory:
             agreed(lambda: self._take(parts), self._exchange)
         except ControlError:
             for part in parts:
-                self._memory.give_back(part, keep=True)
+                self._memory.give_back(part)
             raise
         for part in parts:
             self._memory.restore(part)
+
+    def _copy(self, parts: Sequence[MemoryPart], *, keeps_weights: bool) -> None:
+        for part in parts:
+            self._memory.copy(part, keep=keeps_weights and part == "weights")
 
     def _take(self, parts: Sequence[MemoryPart]) -> None:
         for part in parts:

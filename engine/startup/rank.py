@@ -90,9 +90,10 @@ class Follower:
                 self._runner.forget(message.rows)
             case GiveBack():
                 self._settle()
-                self._runner.give_back(message.parts, keeps_weights=message.keeps_weights)
-            case TakeAgain():
                 with contextlib.suppress(ControlError):  # rank 0 answers
+                    self._runner.give_back(message.parts, keeps_weights=message.keeps_weights)
+            case TakeAgain():
+                with contextlib.suppress(ControlError):
                     self._runner.take_again(message.parts)
             case FollowWeights():
                 self._settle()

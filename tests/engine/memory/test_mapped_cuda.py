@@ -25,6 +25,11 @@ def made(memory: MappedMemory, part: MemoryPart, num_bytes: int, value: float) -
         return torch.full((num_bytes // 4,), value, device=DEVICE)
 
 
+def sleep(memory: MappedMemory, part: MemoryPart, *, keep: bool) -> None:
+    memory.copy(part, keep=keep)
+    memory.give_back(part)
+
+
 def wake(memory: MappedMemory, part: MemoryPart) -> None:
     memory.take_again(part)
     memory.restore(part)
@@ -36,8 +41,8 @@ def test_a_part_is_given_back_and_has_its_contents_and_addresses_again() -> None
     cache = made(memory, "kv_cache", 256 * MIB, 5.0)
     memory.note("kv_cache", [cache])
     address, awake = weights.data_ptr(), free_bytes()
-    memory.give_back("weights", keep=True)
-    memory.give_back("kv_cache", keep=False)
+    sleep(memory, "weights", keep=True)
+    sleep(memory, "kv_cache", keep=False)
     assert free_bytes() >= awake + 0.95 * 768 * MIB
     wake(memory, "weights")
     assert bool((weights == 3.0).all())
@@ -67,8 +72,8 @@ def test_only_what_was_noted_is_let_go(deepens: bool) -> None:
         del last
     memory.note("weights", [weights])
     if deepens:
-        memory.give_back("weights", keep=True)
-    memory.give_back("weights", keep=False)
+        sleep(memory, "weights", keep=True)
+    sleep(memory, "weights", keep=False)
     wake(memory, "weights")
     assert not weights.any()
     assert torch.equal(table.cpu(), torch.arange(MIB, dtype=torch.float32))
@@ -82,7 +87,7 @@ def test_a_gpu_without_room_leaves_a_part_asleep() -> None:
     memory = MappedMemory(DEVICE)
     weights = made(memory, "weights", 512 * MIB, 3.0)
     more = made(memory, "weights", 256 * MIB, 4.0)
-    memory.give_back("weights", keep=True)
+    sleep(memory, "weights", keep=True)
     taken = torch.empty(free_bytes() - 640 * MIB, dtype=torch.uint8, device=DEVICE)
     left = free_bytes()
     with pytest.raises(ControlError, match="'weights', which stays asleep: cuMemCreate") as no:
@@ -108,7 +113,7 @@ def test_a_graph_that_was_captured_before_reads_what_is_there_after() -> None:
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         out.copy_(weights[:8] + small)
-    memory.give_back("weights", keep=True)
+    sleep(memory, "weights", keep=True)
     wake(memory, "weights")
     graph.replay()
     assert out.tolist() == [3.0] * 8

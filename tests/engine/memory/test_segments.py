@@ -59,7 +59,8 @@ class Part:
     def sleep(self, *, keep: bool) -> None:
         unused = [Range.of(self.freed)]
         lost = [] if keep else [Range.of(tensor) for tensor in self.weights]
-        self.memory.give_back(self.segments, unused + lost)
+        self.memory.copy(self.segments, unused + lost, "weights")
+        self.memory.give_back(self.segments)
 
     def wake(self) -> None:
         self.memory.take_again(self.segments, "weights")
@@ -125,7 +126,7 @@ def test_what_was_taken_and_not_filled_is_given_back_as_it_slept() -> None:
     part.sleep(keep=True)
     part.memory.take_again(part.segments, "weights")
     part.driver.host_bytes = 0
-    part.sleep(keep=True)
+    part.memory.give_back(part.segments)
     assert not part.driver.mapped
     assert not part.driver.host_bytes, "there is a copy already"
     part.wake()
@@ -142,9 +143,29 @@ def test_a_host_without_room_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatc
             raise RuntimeError("cudaHostAlloc")
         return torch.empty(size, dtype=torch.uint8)
 
-    monkeypatch.setattr(part.driver, "host", no_room)
-    with pytest.raises(RuntimeError):
-        part.sleep(keep=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(part.driver, "host", no_room)
+        with pytest.raises(
+            ControlError, match="the host has no room for a copy of 'weights'"
+        ) as no:
+            part.sleep(keep=True)
+    assert no.value.code == "no_memory"
     assert len(part.driver.mapped) == 2
-    assert all(segment.saved is None for segment in part.segments)
+    assert all(segment.saved is segment.copied is None for segment in part.segments)
+    assert part.is_as_before()
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+def test_a_copy_that_is_dropped_changes_nothing(sleeps: bool) -> None:
+    """As of a rank whose host had room while another's had none."""
+    part = Part()
+    if sleeps:
+        part.sleep(keep=True)
+    part.memory.copy(part.segments, [Range.of(tensor) for tensor in part.weights], "weights")
+    part.memory.drop_copy(part.segments)
+    assert len(part.driver.mapped) == (0 if sleeps else 2)
+    part.wake()
+    assert part.is_as_before()
+    part.sleep(keep=True)
+    part.wake()
     assert part.is_as_before()
