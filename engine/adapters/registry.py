@@ -22,8 +22,9 @@ from engine.contracts.adapters import (
     AdapterVersion,
     NamedAdapter,
     Ready,
+    why_unread,
 )
-from engine.errors import AdapterError, ControlError, kind_and_line
+from engine.errors import AdapterError, ControlError
 from engine.rows import Choice
 from engine.stats import AdapterStats
 
@@ -185,10 +186,8 @@ class AdapterRegistry:
                 version.digest = _same_digest(version, version.reading.result())
                 self._held[version.number] = version
                 version.source = AdapterSource(version.source.path)  # what was given is let go
-            except AdapterError as refusal:
-                error = str(refusal)
-            except Exception as failure:  # memory, disks
-                error = f"{version.source.path} could not be read: {kind_and_line(failure)}"
+            except Exception as failure:
+                error = why_unread(version.source.path, failure)
             if error is not None:
                 self._num_failed += 1
                 version.reading = None

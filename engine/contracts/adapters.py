@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from engine.errors import AdapterError, kind_and_line
+
 NO_SLOT = -1
 """The slot of rows and tokens without an adapter."""
 
@@ -109,6 +111,13 @@ class AdapterVersion:
     def is_there(self) -> bool:
         """Whether it is on the host."""
         return self.reading is not None and self.reading.done() and not self.waiting
+
+
+def why_unread(path: str, error: BaseException) -> str:
+    """Why an adapter was not read, of what reading it raised."""
+    if isinstance(error, AdapterError):
+        return str(error)
+    return f"{path} could not be read: {kind_and_line(error)}"  # memory, disks
 
 
 def no_adapter(name: str, digest: str) -> str:

@@ -27,12 +27,12 @@ from engine.parallel.messages import (
     Forget,
     GiveBack,
     Message,
-    ReadAdapter,
     Score,
     TakeAgain,
     draw_of,
     launch_of,
 )
+from engine.parallel.readings import joined
 from engine.plan import StepMasks, StepPlan
 
 
@@ -41,6 +41,10 @@ class OtherRanks(Protocol):
 
     def send(self, message: Message) -> None:
         """Send a message to all of them, after those sent before."""
+        ...
+
+    def read(self, number: int, source: AdapterSource) -> list[Future[bytes]]:
+        """Let each of them read an adapter; its digests by rank, see `RankReadings`."""
         ...
 
     def failure(self) -> str | None:
@@ -97,6 +101,9 @@ class LeadRunner:
 class LeadReader:
     """The `AdapterReader` of all ranks: each reads its parts of every adapter.
 
+    An adapter is there when all have read it, and the same files: a rank without it ends the engine
+    at the first step that has it, and one of other files would draw by half of each.
+
     Args:
         reader: of this rank.
     """
@@ -105,8 +112,8 @@ class LeadReader:
         self._reader, self._others = reader, others
 
     def read(self, number: int, source: AdapterSource) -> Future[bytes]:
-        self._others.send(ReadAdapter(number, source))
-        return self._reader.read(number, source)
+        others = self._others.read(number, source)
+        return joined(source, [self._reader.read(number, source), *others])
 
     def drop(self, number: int) -> None:
         self._others.send(DropAdapter(number))

@@ -2,7 +2,8 @@
 
 Each is sent messages over its standard input, a length and as many bytes each, and ends when
 that does. Its standard output carries lines of status: a `RankStatus` twice a second, from before
-it imports torch, and one with an error before it ends by itself.
+it imports torch, one with every adapter that it has read, and one with an error before it ends by
+itself.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from subprocess import PIPE
 from typing import IO, NamedTuple
@@ -22,8 +24,10 @@ import msgspec
 
 from engine.awake import AwakeClock
 from engine.config import EngineConfig
-from engine.parallel.messages import Message, RankTest, Setup, encode
+from engine.contracts.adapters import AdapterSource
+from engine.parallel.messages import Message, RankTest, ReadAdapter, Setup, encode
 from engine.parallel.programs import command_of
+from engine.parallel.readings import RankReading, RankReadings
 
 COMMAND = command_of("engine.startup.rank")
 """The command that starts one of them."""
@@ -63,11 +67,13 @@ class RankStatus(msgspec.Struct, frozen=True):
         num_begun: exchanges and messages it has come to; -1 before it meets the others.
         serves: whether it has started.
         error: why it ends; None while it goes on.
+        reading: of an adapter, that has ended.
     """
 
     num_begun: int = -1
     serves: bool = False
     error: str | None = None
+    reading: RankReading | None = None
 
 
 class _Heard(NamedTuple):
@@ -106,6 +112,7 @@ class RankProcesses:
         self._on_lost = on_lost
         self._lost = threading.Event()
         self._reason = ""
+        self._readings = RankReadings(config.tensor_parallel_size)
         self._lock = threading.Lock()
         self._num_begun: Callable[[], int] = lambda: 0
         self._processes = [
@@ -150,6 +157,12 @@ class RankProcesses:
             _write(process, raw)
         self.num_sent += 1
 
+    def read(self, number: int, source: AdapterSource) -> list[Future[bytes]]:
+        """Let each of them read an adapter; its digests by rank, see `RankReadings`."""
+        readings = self._readings.begin(number)
+        self.send(ReadAdapter(number, source))
+        return readings
+
     def failure(self) -> str | None:
         """Why a rank was lost, if one was or is found to be within `GRACE_S`."""
         return self._reason if self._lost.wait(GRACE_S) else None
@@ -159,6 +172,7 @@ class RankProcesses:
         with self._lock:
             self._on_lost = lambda reason: None
         self._lost.set()
+        self._readings.lose("the ranks were ended")
         for process, thread in zip(self._processes, self._threads, strict=True):
             process.kill()
             process.wait()
@@ -178,6 +192,8 @@ class RankProcesses:
                 reason = f": {status.error}"
                 break
             self._heard[rank] = _Heard(self._awake.seconds, status)
+            if status.reading is not None:
+                self._readings.end(rank, status.reading)
         else:
             reason = f" (status {process.wait()})"
         self._lose(f"rank {rank} ended{reason}")
@@ -211,6 +227,7 @@ class RankProcesses:
             self._lost.set()
             on_lost = self._on_lost
         on_lost(reason)
+        self._readings.lose(reason)  # by now the engine has ended, where that is what it does
 
 
 def read_message(stream: IO[bytes]) -> bytes | None:

@@ -14,10 +14,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import structs
 
 from engine.contracts.weights import WeightUpdateError
 from engine.errors import ConfigError, ControlError, kind_and_line
@@ -38,6 +41,7 @@ from engine.parallel.messages import (
     decode,
 )
 from engine.parallel.processes import RankStatus, read_message
+from engine.parallel.readings import RankReading
 from engine.plan import StepMasks
 
 if TYPE_CHECKING:
@@ -54,10 +58,14 @@ EXIT_FAILED = 4
 
 
 class Follower:
-    """Runs the steps that rank 0 sends: each is launched while the one before may still run."""
+    """Runs the steps that rank 0 sends: each is launched while the one before may still run.
 
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
+    Args:
+        report: tells rank 0 of a reading of an adapter that has ended; called on other threads.
+    """
+
+    def __init__(self, runner: ModelRunner, report: Callable[[RankReading], None]) -> None:
+        self._runner, self._report = runner, report
         self._plans = PlanReader()
         self._awaiting: LaunchedStep | None = None
         self._running: LaunchedStep | LaunchedScoring | None = None
@@ -100,9 +108,14 @@ class Follower:
                 with contextlib.suppress(WeightUpdateError):
                     self._runner.weights(message.command)
             case ReadAdapter():
-                self._store.read(message.number, message.source)
+                self._read(message)
             case DropAdapter():
                 self._store.drop(message.number)
+
+    def _read(self, message: ReadAdapter) -> None:
+        number, source = message.number, message.source
+        reading = self._store.read(number, source)
+        reading.add_done_callback(lambda it: self._report(RankReading.of(number, source, it)))
 
     @property
     def _store(self) -> AdapterStore:
@@ -139,6 +152,10 @@ class _Pipe:
         while True:
             self.send(life.status())
             time.sleep(BEAT_S)
+
+    def report(self, life: _Life, reading: RankReading) -> None:
+        """Tell of a reading that has ended."""
+        self.send(structs.replace(life.status(), reading=reading))
 
 
 class _Life:
@@ -179,7 +196,7 @@ def main() -> int:
     assert isinstance(setup, Setup), "the first message is the setup"
     configure_logging(setup.config.log_level, setup.config.log_format, "engine", "sampling")
     try:
-        _follow(setup, messages, life)
+        _follow(setup, messages, life, partial(pipe.report, life))
     except Exception as error:
         if not isinstance(error, ConfigError):
             logger.exception("rank %d cannot go on", setup.rank)
@@ -187,7 +204,12 @@ def main() -> int:
     return EXIT_FAILED
 
 
-def _follow(setup: Setup, messages: queue.SimpleQueue[bytes], life: _Life) -> None:
+def _follow(
+    setup: Setup,
+    messages: queue.SimpleQueue[bytes],
+    life: _Life,
+    report: Callable[[RankReading], None],
+) -> None:
     """Build the rank and run what rank 0 sends, for ever."""
     from engine.startup.build import build_rank  # torch, once rank 0 can be followed
     from engine.startup.device import resolve_device
@@ -201,7 +223,7 @@ def _follow(setup: Setup, messages: queue.SimpleQueue[bytes], life: _Life) -> No
         from engine.startup.verify.self_test import take_part
 
         take_part(config, device, setup.self_test, exchange)
-    follower = Follower(build_rank(config, exchange))
+    follower = Follower(build_rank(config, exchange), report)
     life.serves = True
     while True:
         message = decode(messages.get())

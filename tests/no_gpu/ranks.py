@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import torch
 
+from engine.contracts.adapters import AdapterSource
 from engine.parallel.device_exchange import WORD_BYTES, DeviceExchange, _MailboxLink
 from engine.parallel.messages import Message
 from sampling.device.exchange import MAX_PACKED, NUM_PROGRAMS, Mailboxes, letter_bytes
@@ -30,6 +33,9 @@ class SilentRanks:
     """The other ranks, as rank 0's runner sends them steps."""
 
     def send(self, message: Message) -> None: ...
+
+    def read(self, number: int, source: AdapterSource) -> list[Future[bytes]]:
+        return []
 
     def failure(self) -> str | None:
         return None

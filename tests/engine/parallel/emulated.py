@@ -5,16 +5,19 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 
 import torch
 
 from engine.config import EngineConfig
+from engine.contracts.adapters import AdapterSource
 from engine.contracts.runner import StartingRunner
 from engine.engine import Engine
 from engine.parallel.lead import LeadReader, LeadRunner
-from engine.parallel.messages import Message, Setup, decode, encode
+from engine.parallel.messages import Message, ReadAdapter, Setup, decode, encode
+from engine.parallel.readings import RankReadings
 from engine.runner.model_runner import ModelRunner
 from engine.startup.build import assemble, build_rank, load
 from engine.startup.device import make_sleeping
@@ -36,6 +39,7 @@ class ThreadRanks:
     def __init__(self, config: EngineConfig, board: Board) -> None:
         self.sent: list[int] = []
         self._queues = [queue.SimpleQueue[bytes | None]() for _ in range(1, board.size)]
+        self._readings = RankReadings(board.size)
         self._failures: list[str] = []
         self._fault: str | None = None
         self._threads = []
@@ -50,6 +54,11 @@ class ThreadRanks:
         self.sent.append(len(raw))
         for messages in self._queues:
             messages.put(raw)
+
+    def read(self, number: int, source: AdapterSource) -> list[Future[bytes]]:
+        readings = self._readings.begin(number)
+        self.send(ReadAdapter(number, source))
+        return readings
 
     def failure(self) -> str | None:
         return self._failures[0] if self._failures else None
@@ -68,7 +77,9 @@ class ThreadRanks:
         self, config: EngineConfig, exchange: ThreadRank, messages: queue.SimpleQueue[bytes | None]
     ) -> None:
         try:
-            follower = Follower(build_rank(config, exchange))
+            follower = Follower(
+                build_rank(config, exchange), partial(self._readings.end, exchange.rank)
+            )
             while (raw := messages.get()) is not None:
                 if self._fault is not None:
                     raise RuntimeError(self._fault)
@@ -77,6 +88,7 @@ class ThreadRanks:
                 follower.follow(message)
         except Exception as error:
             self._failures.append(f"rank {exchange.rank}: {error}")
+            self._readings.lose(self._failures[0])
             exchange.leave()
 
 

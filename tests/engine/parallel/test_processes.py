@@ -10,14 +10,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
 
 from engine.config import EngineConfig, ModelConfig
+from engine.contracts.adapters import AdapterSource
+from engine.contracts.runner import RunnerLostError
+from engine.errors import AdapterError
 from engine.parallel import processes as module
 from engine.parallel.messages import DrawStep, RankTest, Setup, decode, encode
-from engine.parallel.processes import LENGTH_BYTES, RankProcesses, read_message
+from engine.parallel.processes import LENGTH_BYTES, RankProcesses, RankStatus, read_message
+from engine.parallel.readings import RankReading
 
 WAIT_S = 30.0
 CONFIG = EngineConfig(model=ModelConfig(model="m"), tensor_parallel_size=2, step_timeout_s=0.5)
@@ -67,6 +72,35 @@ def test_a_rank_that_raises_says_why(start: Start) -> None:
     others, lost = start('print(\'{"error": "no tensor"}\', flush=True); time.sleep(60)')
     assert lost.get(timeout=WAIT_S) == "rank 1 ended: no tensor"
     others.send(DrawStep(np.zeros((0, 1), np.int32), np.zeros(1, np.int32)))  # and nobody minds
+
+
+def test_a_rank_reports_its_readings(start: Start) -> None:
+    take = "sys.stdin.buffer.read(int.from_bytes(sys.stdin.buffer.read(8), 'little'))"
+    good, bad = (
+        msgspec.json.encode(RankStatus(3, True, reading=reading)).decode()
+        for reading in (RankReading(7, b"\n\xff"), RankReading(8, error="no room"))
+    )
+    others, _ = start(f"{take}; {take}; {take}; print({bad!r}); print({good!r})\n{BEATS}")
+    (seventh,), (eighth,) = (others.read(number, AdapterSource("a")) for number in (7, 8))
+    assert seventh.result(WAIT_S) == b"\n\xff"
+    with pytest.raises(AdapterError, match="rank 1: no room"):
+        eighth.result(WAIT_S)
+
+
+def test_a_reading_ends_with_its_rank(start: Start) -> None:
+    others, _ = start(BEATS)
+    (reading,) = others.read(7, AdapterSource("a"))
+    psutil.Process(others.pids[0]).kill()
+    with pytest.raises(RunnerLostError, match=r"rank 1 ended \(status -9\)"):
+        reading.result(WAIT_S)
+
+
+def test_a_reading_ends_where_ranks_are_ended(start: Start) -> None:
+    others, _ = start(BEATS)
+    (reading,) = others.read(7, AdapterSource("a"))
+    others.close()
+    with pytest.raises(RunnerLostError):
+        reading.result(WAIT_S)
 
 
 def test_a_rank_that_falls_silent_is_named(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,5 +206,5 @@ def test_other_ranks_forget_too() -> None:
     LeadRunner(first, np.zeros((0, 1), dtype=np.int32), first).forget(rows)  # type: ignore[arg-type]
     (message,) = first.reported
     assert isinstance(message, Forget)
-    Follower(second).follow(message)  # type: ignore[arg-type]
+    Follower(second, lambda reading: None).follow(message)  # type: ignore[arg-type]
     assert first.forgotten == second.forgotten == [[0, 1, 2]]
