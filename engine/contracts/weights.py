@@ -252,7 +252,8 @@ class UpdateReport(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
 
     Attributes:
         num_tensors: that were sent. num_weights: of the model's, which may be joined otherwise.
-        num_lacking: weights of the model that were let go, and that no update has written since.
+        num_lacking: weights of the model that were let go, and have not been written since, all of
+            each.
         has_draft: weights of the drafter are among them.
         seconds: that it took to receive and to write them, without what came between.
     """

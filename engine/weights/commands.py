@@ -35,6 +35,7 @@ from engine.contracts.weights import (
 from engine.weights.agreement import agreed
 from engine.weights.groups import WeightGroups
 from engine.weights.incoming import IncomingTensors
+from engine.weights.lacking import LackingWeights
 from engine.weights.names import NameMap
 from engine.weights.tensor_sources import dtype_name
 from engine.weights.update import WeightUpdate
@@ -65,7 +66,7 @@ class RankWeights:
         self._groups = WeightGroups(device, exchange)
         self._update: WeightUpdate | None = None
         self._takes_parts = False
-        self._lacking: set[str] = set()
+        self._lacking = LackingWeights(NamedWeights())
 
     def run(self, command: AnyWeightCommand) -> WeightReply:
         """Follow a command, while no step is in flight.
@@ -98,7 +99,7 @@ class RankWeights:
             case ReadWeight():
                 return self._read(command)
             case LetWeightsGo():
-                self._lacking = set(self._weights["model"])
+                self._lacking = LackingWeights(self._weights["model"])
             case SetVersion():
                 pass  # the engine's own
         return None
@@ -154,13 +155,13 @@ class RankWeights:
             self._agreed(partial(self._write, update))
         except WeightUpdateError as error:
             raise RunnerLostError(f"weights were written in part: {error}") from error
-        self._lacking -= update.written
+        self._lacking.note_written(update.written)
         report = UpdateReport(
             num_tensors=update.num_tensors,
             num_weights=len(update.written),
             num_lacking=len(self._lacking),
             num_bytes=update.num_bytes,
-            has_draft=not update.written.isdisjoint(self._own_of_drafter),
+            has_draft=not self._own_of_drafter.isdisjoint(update.written),
             seconds=update.seconds + time.perf_counter() - start,
         )
         del update

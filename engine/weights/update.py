@@ -131,9 +131,12 @@ class WeightUpdate:
         return lambda: values
 
     @property
-    def written(self) -> set[str]:
-        """Names of the model's weights of which anything was received."""
-        return {weight.name for weight in self._staged}
+    def written(self) -> dict[str, list[slice | None]]:
+        """The rows that were received of each of the model's weights; None is all of them."""
+        return {
+            weight.name: [each.piece.rows for each in staged]
+            for weight, staged in self._staged.items()
+        }
 
     def write(self) -> None:
         """Write all that was received; what raises here leaves weights of both."""

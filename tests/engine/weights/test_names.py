@@ -13,9 +13,9 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from engine.contracts.named_weights import NamedWeights, TensorInfo, WeightError
-from engine.contracts.weights import WeightUpdateError
+from engine.contracts.weights import LetWeightsGo, WeightUpdateError
 from engine.weights.names import NameMap
-from tests.engine.models.rewriting import Tensors, assert_holds, text_logits, write_other
+from tests.engine.models.rewriting import Tensors, assert_holds, lose, text_logits, write_other
 from tests.engine.models.serving import GROUPED, load, write_tiny
 from tests.engine.models.small_models import MODELS
 from tests.engine.weights.rooms import given, room_of, update
@@ -42,12 +42,10 @@ def test_a_joined_tensor_of_weights_that_are_apart(tmp_path: Path) -> None:
     assert torch.equal(text_logits(model), text_logits(load(tmp_path / "new")))
 
 
-def test_tensors_that_a_checkpoint_has_joined(tmp_path: Path) -> None:
-    """Some rows of a joined weight alone, too: the others stay."""
-    write_tiny(hf.Phi3Config(**GROUPED), tmp_path / "old")
-    new = write_other(tmp_path / "old", tmp_path / "new")
+def apart(tensors: Tensors) -> Tensors:
+    """Tensors of Phi-3 with those apart that it has joined."""
     sent: Tensors = {}
-    for name, tensor in new.items():
+    for name, tensor in tensors.items():
         if "qkv_proj" in name:
             parts = torch.split(tensor, [32, 16, 16])
             names = ("q_proj", "k_proj", "v_proj")
@@ -58,6 +56,14 @@ def test_tensors_that_a_checkpoint_has_joined(tmp_path: Path) -> None:
             sent[name.replace("gate_up_proj", "up_proj")] = up
         else:
             sent[name] = tensor
+    return sent
+
+
+def test_tensors_that_a_checkpoint_has_joined(tmp_path: Path) -> None:
+    """Some rows of a joined weight alone, too: the others stay."""
+    write_tiny(hf.Phi3Config(**GROUPED), tmp_path / "old")
+    new = write_other(tmp_path / "old", tmp_path / "new")
+    sent = apart(new)
     model = load(tmp_path / "old")
     room = room_of(model)
     keys = {name: tensor for name, tensor in sent.items() if ".k_proj." in name}
@@ -67,6 +73,30 @@ def test_tensors_that_a_checkpoint_has_joined(tmp_path: Path) -> None:
     assert not torch.equal(held, new["model.layers.1.self_attn.qkv_proj.weight"])
     update(room, given(sent))
     assert_holds(model.named_weights(), new)
+
+
+def test_a_joined_weight_is_lacking_until_all_of_its_rows_are_written(tmp_path: Path) -> None:
+    """Its parts come in any order, in several updates and more than once."""
+    write_tiny(hf.Phi3Config(**GROUPED), tmp_path / "old")
+    new = write_other(tmp_path / "old", tmp_path / "new")
+    sent = apart(new)
+    model = load(tmp_path / "old")
+    room = room_of(model)
+    room.run(LetWeightsGo())
+    lose(model.named_weights())
+    parts = ("k_proj", "gate_proj", "q_proj", "v_proj", "up_proj")
+    whole = {name: tensor for name, tensor in sent.items() if not any(p in name for p in parts)}
+    num_joined = sum("qkv_proj" in name or "gate_up_proj" in name for name in new)
+    assert update(room, given(whole)).num_lacking == num_joined == 4
+    for part, num_lacking in zip(parts, (4, 4, 4, 2, 0), strict=True):
+        own = {name: tensor for name, tensor in sent.items() if part in name}
+        assert update(room, given(own)).num_lacking == num_lacking, part
+        assert update(room, given(own)).num_lacking == num_lacking, part
+    assert_holds(model.named_weights(), new)
+    room.run(LetWeightsGo())
+    joined_alone = {name: tensor for name, tensor in new.items() if "qkv_proj" in name}
+    keys = {name: tensor for name, tensor in sent.items() if "k_proj" in name}
+    assert update(room, given(joined_alone | keys)).num_lacking == len(new) - len(joined_alone)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
