@@ -11,12 +11,15 @@ class LackingWeights(Sized):
     """The weights that lack any of their rows: a trainer may send joined ones in parts.
 
     Args:
-        named: weights that were let go, all of each.
+        named: weights that were let go, all of each but for what can only be written as it is: that
+            is held on the host.
     """
 
     def __init__(self, named: NamedWeights) -> None:
         self._rows = {
-            name: [range(weight.shape[0] if weight.shape else 1)] for name, weight in named.items()
+            name: [range(weight.shape[0] if weight.shape else 1)]
+            for name, weight in named.items()
+            if weight.own_name not in weight.unit.fixed
         }
 
     def __len__(self) -> int:

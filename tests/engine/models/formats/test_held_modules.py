@@ -14,6 +14,7 @@ import transformers as hf
 from engine.config import ModelConfig
 from engine.contracts.model import CausalLM
 from engine.contracts.named_weights import WeightError
+from engine.contracts.weights import LetWeightsGo
 from engine.models.loader import load_model
 from engine.models.weights.stored import IGNORED
 from sampling.device.ranks import RankExchange
@@ -39,12 +40,14 @@ from tests.engine.models.formats.packers import (
 from tests.engine.models.rewriting import (
     assert_holds,
     assert_regained,
+    lose,
     stored_tensors,
     text_logits,
     write_in_pieces,
     write_other,
 )
 from tests.engine.models.serving import load, write_tiny
+from tests.engine.weights.rooms import given, room_of, update
 from tests.sampling.ranks import on_ranks
 
 Write = Callable[[Path], Any]
@@ -225,3 +228,31 @@ def test_what_lays_others_out_cannot_change(checkpoint: str, end: str, tmp_path:
         weight.write(weight.read() + 1)
     assert error.value.code == "fixed_weight"
     assert torch.equal(text_logits(model), before)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "ends"),
+    [
+        ("gptq in order", ("g_idx",)),
+        ("packed in order", ("weight_g_idx", "weight_shape")),
+        ("fp8 by tensor", ("input_scale",)),
+        ("zero biases", ("proj.bias",)),
+    ],
+)
+def test_what_can_only_be_written_as_it_is_is_never_lacking(
+    checkpoint: str, ends: tuple[str, ...], tmp_path: Path
+) -> None:
+    """It is held on the host, so a trainer need not send it after a sleep at level 2."""
+    CHECKPOINTS[checkpoint](tmp_path / "old")
+    new = write_other(tmp_path / "old", tmp_path / "new")
+    model = load(tmp_path / "old")
+    named, room = model.named_weights(), room_of(model)
+    kept = {name for name in named if name.endswith(ends)}
+    assert kept
+    room.run(LetWeightsGo())
+    lose(named)
+    sent = {name: new[name] for name in named if name not in kept}
+    last = max(sent)
+    assert update(room, given({n: t for n, t in sent.items() if n != last})).num_lacking == 1
+    assert update(room, given({last: sent[last]})).num_lacking == 0
+    assert torch.equal(text_logits(model), text_logits(load(tmp_path / "new")))
