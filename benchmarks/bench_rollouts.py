@@ -29,7 +29,7 @@ from benchmarks.figures import Figure, figure, report
 from benchmarks.rollout_client import Client, Update, by_handles, prompt, timed
 from benchmarks.shapes import SHAPES, TINY, write_shape
 from benchmarks.shared_weights import Info, Trainer, write_files
-from engine.contracts.named_weights import checksum
+from engine.contracts.checksums import checksum
 
 SMALL, BIG = "qwen3-0.6b", "qwen3-8b"
 FLAGS = (
