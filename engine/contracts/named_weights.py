@@ -154,6 +154,8 @@ class WeightUnit:
         written: the tensors that `put` writes, all of each.
         followers: what is derived from it and computed anew after a write.
         dtype: that numbers are rounded to first of all; None: they are held as they come.
+        are_numbers: of tensors whose bytes stand for numbers, whether all of them stand for one;
+            `put` takes no others.
     """
 
     tensors: Mapping[str, TensorInfo]
@@ -166,6 +168,7 @@ class WeightUnit:
     exchange: RankExchange = field(default_factory=LoneRank)
     followers: list[Callable[[], object]] = field(default_factory=list)
     dtype: torch.dtype | None = None
+    are_numbers: Mapping[str, Callable[[torch.Tensor], bool]] = field(default_factory=dict)
 
     def check(self, name: str, info: TensorInfo) -> None:
         """Refuse a tensor of another shape or kind than the checkpoint's; raises `WeightError`."""
@@ -182,7 +185,7 @@ class WeightUnit:
             raise WeightError(f"weight {name!r} is {kind}, the model's is {own}", "wrong_dtype")
 
     def check_values(self, name: str, tensor: torch.Tensor) -> None:
-        """Refuse new numbers of a fixed tensor; raises `WeightError`."""
+        """Refuse new numbers of a fixed tensor, and what means none; raises `WeightError`."""
         held = self.fixed.get(name)
         if held is not None and not torch.equal(_as_words(held), _as_words(tensor.cpu())):
             raise WeightError(
@@ -190,6 +193,8 @@ class WeightUnit:
                 "model is served; start the server with the new model",
                 "fixed_weight",
             )
+        if name in self.are_numbers and not self.are_numbers[name](tensor):
+            raise WeightError(f"weight {name!r} holds scales that are no numbers", "not_finite")
 
     def write(self, given: Mapping[str, torch.Tensor]) -> None:
         """Write tensors, each whole; those that are not given stay as they are.

@@ -101,12 +101,13 @@ class WeightUpdate:
         weight = staged.piece.weight
         unit = weight.unit
         is_scale = len(unit.tensors) > 1
-        if weight.own_name in unit.fixed:
+        if weight.own_name in unit.fixed or weight.own_name in unit.are_numbers:
             unit.check_values(weight.own_name, staged.values())
         is_checked = (self._check or is_scale) and weight.dtype.is_floating_point
-        if is_checked and not is_finite(staged.values().to(self._device, unit.dtype)):
-            kind = "" if unit.dtype is None else f" as {dtype_name(unit.dtype)}"
-            words = f"weight {staged.name!r} holds numbers that are not finite{kind}"
+        dtype = unit.dtype or weight.dtype  # what is not rounded is held as the checkpoint has it
+        if is_checked and not is_finite(staged.values().to(self._device, dtype)):
+            kind = dtype_name(dtype)
+            words = f"weight {staged.name!r} holds numbers that are not finite as {kind}"
             raise WeightUpdateError(words, "not_finite")
         if staged.piece.is_tied:  # the embeddings may come after it
             self._tied[weight] = staged

@@ -192,7 +192,8 @@ class WeightNotes:
             return {name: _stacked([each[name] for each in own]) for name in own[0]}
 
         dtype, written = self._dtype(tensors), partial(_tensors, parts)
-        self.registry.note(tensors, put, get, written, store=storing.store, dtype=dtype)
+        unit = self.registry.note(tensors, put, get, written, store=storing.store, dtype=dtype)
+        unit.are_numbers = storing.are_numbers
 
     def bias(
         self,

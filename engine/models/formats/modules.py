@@ -50,11 +50,12 @@ class Storing(NamedTuple):
 
     Attributes:
         groups: makes int64 [in], the group under one scale of each input.
-        store: see `WeightUnit`.
+        store, are_numbers: see `WeightUnit`.
     """
 
     groups: Callable[[], torch.Tensor]
     store: Callable[[Held], dict[str, torch.Tensor]]
+    are_numbers: Mapping[str, Callable[[torch.Tensor], bool]] = {}
 
 
 class PackedExperts(NamedTuple):

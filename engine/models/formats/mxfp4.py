@@ -50,13 +50,18 @@ def read_mxfp4(
     for name, target in ((f"{module}_blocks", blocks), (f"{module}_scales", exponents)):
         _check_type(source, name)
         fill(source, target, name, own)
-    if bool((exponents == NO_NUMBER).any()):
+    if not are_numbers(exponents):
         raise ModelError(
             f"{source.place(f'{module}_scales')}: tensor '{module}_scales' holds scales that are "
             f"no numbers; {ANEW}"
         )
     pairs = zip(blocks, exponents, strict=True)
     return [Int4Part(_pack(*each, device), code=MXFP4) for each in pairs]
+
+
+def are_numbers(exponents: torch.Tensor) -> bool:
+    """Whether all scales are numbers."""
+    return not bool((exponents == NO_NUMBER).any())
 
 
 def _check_type(source: StoredTensors, name: str) -> None:

@@ -15,7 +15,7 @@ from engine.kernels.quantized.fp8_blocks import SPAN
 from engine.models.formats.dense import DensePart
 from engine.models.formats.dummy import dummy_part
 from engine.models.formats.modules import ModuleShape, PackedExperts, PlainModules, Storing
-from engine.models.formats.mxfp4 import read_mxfp4
+from engine.models.formats.mxfp4 import are_numbers, read_mxfp4
 from engine.models.formats.part import Part
 from engine.models.formats.repack import Held, dequantize, repack, repack_mxfp4
 from engine.models.formats.scheme import Quantization, Scheme
@@ -138,7 +138,7 @@ class QuantizedModules(PlainModules):
             blocks, exponents = repack_mxfp4(held)
             return {f"{experts.name}_blocks": blocks, f"{experts.name}_scales": exponents}
 
-        return Storing(lambda: groups, store)
+        return Storing(lambda: groups, store, {f"{experts.name}_scales": are_numbers})
 
     def as_unquantized(self) -> PlainModules:
         """Make the reader of what this one reads from now on, without its quantization."""

@@ -14,7 +14,7 @@ import transformers as hf
 from engine.config import ModelConfig
 from engine.contracts.model import CausalLM
 from engine.contracts.named_weights import WeightError
-from engine.contracts.weights import LetWeightsGo
+from engine.contracts.weights import LetWeightsGo, WeightUpdateError
 from engine.models.loader import load_model
 from engine.models.weights.stored import IGNORED
 from sampling.device.ranks import RankExchange
@@ -256,3 +256,25 @@ def test_what_can_only_be_written_as_it_is_is_never_lacking(
     assert update(room, given({n: t for n, t in sent.items() if n != last})).num_lacking == 1
     assert update(room, given({last: sent[last]})).num_lacking == 0
     assert torch.equal(text_logits(model), text_logits(load(tmp_path / "new")))
+
+
+@pytest.mark.parametrize("value", [65504.0, 65536.0])
+def test_scales_are_checked_as_they_are_held(value: float, tmp_path: Path) -> None:
+    """One that is infinite there would end the engine once the rest of its module is written."""
+    CHECKPOINTS["gptq in order"](tmp_path)
+    model, stored = load(tmp_path), stored_tensors(tmp_path)
+    module = "model.layers.0.mlp.down_proj"
+    scales = stored[f"{module}.scales"].float()
+    scales[0, 0] = value
+    room = room_of(model)
+    sent, others = (
+        given({f"{module}.scales": scales}),
+        given({f"{module}.qweight": stored[f"{module}.qweight"]}),
+    )
+    if value > torch.finfo(torch.float16).max:
+        with pytest.raises(WeightUpdateError, match=f"{module}.*not finite as float16") as error:
+            update(room, sent)
+        assert error.value.code == "not_finite"
+    else:
+        update(room, sent)
+    update(room, others)

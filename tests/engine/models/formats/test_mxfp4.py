@@ -10,10 +10,13 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file
 
+from engine.contracts.named_weights import WeightError
+from engine.contracts.weights import BeginUpdate, WeightUpdateError
 from engine.errors import ModelError
 from engine.models.decoder import Decoder
 from tests.engine.models.formats.gpt_oss import MODEL, write_gpt_oss
 from tests.engine.models.formats.packers import rewrite
+from tests.engine.models.rewriting import stored_tensors, text_logits
 from tests.engine.models.serving import (
     assert_same_logits,
     expected,
@@ -22,6 +25,7 @@ from tests.engine.models.serving import (
     some_ids,
     write_tiny,
 )
+from tests.engine.weights.rooms import given, room_of, update
 
 
 def test_logits(tmp_path: Path) -> None:
@@ -68,3 +72,25 @@ def test_another_limit_of_gates_is_refused(tmp_path: Path) -> None:
     write_tiny(config, tmp_path)
     with pytest.raises(ModelError, match=r"swiglu_limit 5.0 is not served, 7.0 is"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_an_update_with_a_scale_that_is_no_number_is_refused(check: bool, tmp_path: Path) -> None:
+    """As it comes, and not once other weights were written."""
+    write_gpt_oss(tmp_path)
+    model = load(tmp_path, max_model_len=128)
+    before, room = text_logits(model), room_of(model)
+    name = "model.layers.0.mlp.experts.down_proj_scales"
+    old = stored_tensors(tmp_path)[name]
+    broken = old.clone()
+    broken[-1, -1, -1] = 255
+    room.run(BeginUpdate(check=check))
+    with pytest.raises(WeightUpdateError, match=f"{name}' holds scales that are no num") as error:
+        room.run(given({"model.norm.weight": torch.zeros(64), name: broken}))
+    assert error.value.code == "not_finite"
+    assert torch.equal(text_logits(model), before)
+    with pytest.raises(WeightError, match="no numbers"):
+        model.named_weights()[name].write(broken)
+    broken[-1, -1, -1] = 254
+    update(room, given({name: broken}), check=check)
+    assert torch.equal(model.named_weights()[name].read(), broken)
