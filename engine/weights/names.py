@@ -8,6 +8,7 @@ be sent besides the embeddings.
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -157,9 +158,19 @@ class NameMap:
         for stored in holders:
             for names in EXPERTS[part]:
                 place = f"{stem}.{stored}.experts"
-                if f"{place}.{info.shape[0] - 1}.{names[0]}.weight" not in self._named:
+                if f"{place}.0.{names[0]}.weight" not in self._named:
                     continue
+                self._check_count(name, f"{place}.{{}}.{names[0]}.weight", info.shape[0])
                 for expert in range(info.shape[0]):
                     own = [self._named.get(f"{place}.{expert}.{each}.weight") for each in names]
                     yield from self._in_turn(own, info.shape, expert)
                 return
+
+    def _check_count(self, name: str, expert: str, count: int) -> None:
+        """Refuse a tensor of fewer or more experts; every rank has the names of all."""
+        numbers = itertools.count()
+        held = next(each for each in numbers if expert.format(each) not in self._named)
+        if count != held:
+            raise WeightUpdateError(
+                f"the tensor {name!r} has {count} experts, the model's have {held}", "wrong_shape"
+            )

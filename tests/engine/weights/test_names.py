@@ -114,6 +114,27 @@ def test_all_experts_in_one_tensor(name: str, tmp_path: Path) -> None:
     assert_holds(model.named_weights(), new)
 
 
+@pytest.mark.parametrize("change", [-2, -1, 1])
+@pytest.mark.parametrize("part", ["down_proj", "gate_up_proj"])
+def test_a_tensor_of_another_number_of_experts_is_refused(
+    part: str, change: int, tmp_path: Path
+) -> None:
+    """Those that it lacks would keep what they hold."""
+    write_tiny(MODELS["qwen3-moe"], tmp_path)
+    named = load(tmp_path).named_weights()
+    place, names = "model.layers.0.mlp.experts", NameMap(named)
+    ends = ("down_proj",) if part == "down_proj" else ("gate_proj", "up_proj")
+    num_experts = sum(name.startswith(place) and name.endswith("up_proj.weight") for name in named)
+    own = [named[f"{place}.0.{end}.weight"].shape for end in ends]
+    shape = (num_experts, sum(each[0] for each in own), own[0][1])
+    assert len(names.pieces(f"{place}.{part}", TensorInfo(shape, torch.float32))) > 1
+    other = TensorInfo((num_experts + change, *shape[1:]), torch.float32)
+    words = f"{part}' has {num_experts + change} experts, the model's have {num_experts}"
+    with pytest.raises(WeightUpdateError, match=words) as error:
+        names.pieces(f"{place}.{part}", other)
+    assert error.value.code == "wrong_shape"
+
+
 def test_a_tied_head_is_the_embeddings(tmp_path: Path) -> None:
     write_tiny(MODELS["llama-tied"], tmp_path / "old")
     new = write_other(tmp_path / "old", tmp_path / "new")
