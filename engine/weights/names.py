@@ -137,15 +137,25 @@ class NameMap:
             start = end
 
     def _apart(self, name: str, info: TensorInfo) -> Iterator[WeightPiece]:
-        """A tensor that is some rows of a joined weight; keys and values have as many."""
+        """A tensor that is some rows of a joined weight.
+
+        Keys and values have as many, and so have gate and up.
+        """
         for joined, parts in JOINED.items():
             for index, part in enumerate(parts):
                 weight = self._named.get(name.replace(f".{part}.", f".{joined}."))
                 if f".{part}." not in name or weight is None or not info.shape:
                     continue
-                count, whole = info.shape[0], weight.shape[0]
-                after = (len(parts) - 1 - index) * count
-                start = 0 if index == 0 else whole - after - count
+                count, whole, others = info.shape[0], weight.shape[0], len(parts) - 1
+                first = count if index == 0 else whole - others * count
+                each, left = divmod(whole - first, others)
+                if left or min(first, each) < 1 or (others == 1 and first != each):
+                    raise WeightUpdateError(
+                        f"the tensor {name!r} has {count} rows, which make up no {joined} of "
+                        f"{whole} with the others",
+                        "wrong_shape",
+                    )
+                start = 0 if index == 0 else first + (index - 1) * each
                 yield WeightPiece(weight, rows=slice(start, start + count))
 
     def _experts(self, name: str, info: TensorInfo) -> Iterator[WeightPiece]:

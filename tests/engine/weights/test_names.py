@@ -114,6 +114,31 @@ def test_all_experts_in_one_tensor(name: str, tmp_path: Path) -> None:
     assert_holds(model.named_weights(), new)
 
 
+@pytest.mark.parametrize(
+    ("part", "rows"),
+    [
+        ("self_attn.q_proj", 64),
+        ("self_attn.q_proj", 66),
+        ("self_attn.q_proj", 33),
+        ("self_attn.k_proj", 32),
+        ("self_attn.v_proj", 66),
+        ("self_attn.k_proj", 0),
+        ("mlp.gate_proj", 47),
+        ("mlp.up_proj", 49),
+        ("mlp.up_proj", 96),
+    ],
+)
+def test_parts_of_a_joined_weight_have_rows_that_go_with_others(
+    part: str, rows: int, tmp_path: Path
+) -> None:
+    """Of 64 rows of attention keys and values have as many; gate and up have 48 each."""
+    write_tiny(hf.Phi3Config(**GROUPED), tmp_path)
+    names = NameMap(load(tmp_path).named_weights())
+    with pytest.raises(WeightUpdateError, match=rf"{part}.*has {rows} rows") as error:
+        names.pieces(f"model.layers.0.{part}.weight", TensorInfo((rows, 32), torch.float32))
+    assert error.value.code == "wrong_shape"
+
+
 @pytest.mark.parametrize("change", [-2, -1, 1])
 @pytest.mark.parametrize("part", ["down_proj", "gate_up_proj"])
 def test_a_tensor_of_another_number_of_experts_is_refused(
