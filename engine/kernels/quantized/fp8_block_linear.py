@@ -14,7 +14,6 @@ from functools import partial
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from engine.errors import ModelError
 from engine.kernels.invariant.product import in_blocks
 from engine.kernels.quantized.fp8_blocks import SPAN, Fp8Blocks, quantize_spans
 from engine.kernels.quantized.fp8_skinny import fp8_skinny_linear, is_skinny
@@ -37,6 +36,7 @@ class Fp8BlockLinear:
     Args:
         weight: [out, in]. bias: [out].
         dtype: of the result.
+        has_blocks: channels by `SPAN` have equal scales, if they have now, after every `refresh`.
         invariant: a row's bits may not depend on the number of rows: our kernel for some rows
             multiplies them all.
     """
@@ -47,26 +47,23 @@ class Fp8BlockLinear:
         bias: torch.Tensor | None,
         dtype: torch.dtype,
         *,
+        has_blocks: bool = True,
         invariant: bool = False,
     ) -> None:
         self._weight, self._bias, self._dtype = weight, bias, dtype
         self._invariant = invariant
         on_cpu = weight.values.device.type == "cpu"
         self._wide_weight = weight.dequantized() if on_cpu else None
-        self._block_scales = None if invariant else _block_scales(weight, dtype)
+        by_blocks = has_blocks and not invariant
+        self._block_scales = _block_scales(weight, dtype) if by_blocks else None
 
     def refresh(self) -> None:
-        """Take over a weight that was written in place.
-
-        Raises:
-            ModelError: its blocks' scales were whole, and are no more.
-        """
+        """Take over a weight that was written in place."""
         if self._wide_weight is not None:
             self._wide_weight.copy_(self._weight.dequantized())
         if self._block_scales is not None:
             scales = _block_scales(self._weight, self._dtype)
-            if scales is None:
-                raise ModelError("scales differ inside a float8 weight's blocks, and did not")
+            assert scales is not None
             self._block_scales.copy_(scales)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

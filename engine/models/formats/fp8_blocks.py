@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,9 +26,15 @@ from engine.models.formats.part import (
 
 @dataclass(frozen=True, eq=False)
 class BlockPart(Part):
-    """A float8 weight with a scale for each span of a channel."""
+    """A float8 weight with a scale for each span of a channel.
+
+    Attributes:
+        has_blocks: whether `SPAN` channels in turn are of one block of the checkpoint, and have
+            equal scales whatever is written.
+    """
 
     blocks: Fp8Blocks
+    has_blocks: bool = True
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -36,7 +42,8 @@ class BlockPart(Part):
 
     def channels(self, own: Own) -> BlockPart:
         values, scales = self.blocks
-        return self.over((as_bytes(values)[own].view(values.dtype), scales[own]))
+        part = self.over((as_bytes(values)[own].view(values.dtype), scales[own]))
+        return replace(part, has_blocks=self.has_blocks and _keeps_blocks(own))
 
     def inputs(self, own: slice) -> BlockPart:
         values, scales = self.blocks
@@ -45,8 +52,12 @@ class BlockPart(Part):
         return self.over((part, scales[:, spans].contiguous()))
 
     def joined(self, parts: Sequence[Part]) -> BlockPart | None:
-        blocks = [part.blocks for part in parts if isinstance(part, BlockPart)]
-        return self.over(join_rows(blocks)) if len(blocks) == len(parts) else None
+        own = [part for part in parts if isinstance(part, BlockPart)]
+        if len(own) < len(parts):
+            return None
+        begin_blocks = all(part.num_channels % SPAN == 0 for part in own[:-1])
+        has_blocks = begin_blocks and all(part.has_blocks for part in own)
+        return replace(self.over(join_rows([part.blocks for part in own])), has_blocks=has_blocks)
 
     def stacked(
         self, tensors: Sequence[torch.Tensor], inputs: Sequence[InputsOfExpert]
@@ -54,7 +65,7 @@ class BlockPart(Part):
         return Fp8ExpertProduct(*tensors)
 
     def over(self, tensors: Sequence[torch.Tensor]) -> BlockPart:
-        return BlockPart(Fp8Blocks(*tensors))
+        return replace(self, blocks=Fp8Blocks(*tensors))
 
     def portions(self, places: PartPlaces) -> dict[str, Portion]:
         values, scales = self.blocks
@@ -70,4 +81,15 @@ class BlockPart(Part):
     def product(
         self, bias: torch.Tensor | None, dtype: torch.dtype, *, invariant: bool = False
     ) -> WeightProduct:
-        return LoneProduct(self, Fp8BlockLinear(self.blocks, bias, dtype, invariant=invariant))
+        blocks, has_blocks = self.blocks, self.has_blocks
+        linear = Fp8BlockLinear(blocks, bias, dtype, has_blocks=has_blocks, invariant=invariant)
+        return LoneProduct(self, linear)
+
+
+def _keeps_blocks(own: Own) -> bool:
+    """Whether `SPAN` channels in turn are of one block, where they were before."""
+    if isinstance(own, slice):
+        return bool(own.start % SPAN == 0)
+    blocks = own // SPAN
+    first = blocks[::SPAN].repeat_interleave(SPAN)[: len(blocks)]
+    return bool((blocks == first).all())

@@ -100,6 +100,19 @@ def test_kernel(num_rows: int, num_channels: int, width: int, device: str) -> No
 
 
 @pytest.mark.gpu
+def test_blocks_that_are_whole_by_chance_alone_may_be_written() -> None:
+    """As those of two modules of 64 channels, each with scales of its own."""
+    values, scales = torch.randn(SPAN, SPAN, device="cuda").to(FP8), torch.ones(SPAN, 1)
+    weight = Fp8Blocks(values, scales.cuda())
+    linear = Fp8BlockLinear(weight, None, torch.bfloat16, has_blocks=False)
+    x = torch.randn(FEW + 1, SPAN, device="cuda").bfloat16()
+    for scale in (1.0, 2.0):
+        weight.scales[64:] = scale
+        linear.refresh()
+        assert_is_product(linear(x), quantize_spans(x), weight, None, exact=False)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("num_blocks", [1, 6, 8])
 @pytest.mark.parametrize("num_rows", [1, 2, FEW, FEW + 1, 130, 256, 1001])
 def test_whole_blocks_by_the_library(num_rows: int, num_blocks: int) -> None:
