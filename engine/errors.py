@@ -36,10 +36,14 @@ def kind_and_line(error: BaseException) -> str:
 class ControlError(Exception):
     """A command that cannot be followed now; nothing changed.
 
+    Args:
+        message: goes to other ranks and to clients, so that what UTF-8 has no bytes for, as names
+            of files may hold it, is escaped.
+
     Attributes:
         code: a word for programs.
     """
 
     def __init__(self, message: str, code: str) -> None:
-        super().__init__(message)
+        super().__init__(message.encode("utf-8", "backslashreplace").decode())
         self.code = code
