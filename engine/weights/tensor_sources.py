@@ -60,7 +60,12 @@ class ReceivedTensor(NamedTuple):
 
 
 def received(
-    source: AnySource, groups: WeightGroups, device: torch.device, exchange: RankExchange
+    source: AnySource,
+    groups: WeightGroups,
+    device: torch.device,
+    exchange: RankExchange,
+    *,
+    from_folder: bool,
 ) -> Iterator[ReceivedTensor]:
     """The tensors of a source.
 
@@ -69,6 +74,7 @@ def received(
 
     Args:
         device: of the weights.
+        from_folder: what a `DescribedSource` has is in its folder.
 
     Raises:
         WeightUpdateError: there is no such source, or it gives other than it said.
@@ -86,26 +92,27 @@ def received(
             for name, tensor in zip(source.names, tensors, strict=True):
                 yield _held(name, tensor)
         case DescribedSource():
-            if (group := broadcast_over(source, groups)) is None:
+            if from_folder:
                 yield from _of_folder(source.path, device)
             else:
-                yield from (_held(*each) for each in groups.described(group))
+                yield from (_held(*each) for each in groups.described(source.group))
         case IpcSource():
             for name, tensor in shared_tensors(source, exchange):
                 yield _held(name, tensor, is_kept=True)
 
 
-def broadcast_over(source: AnySource, groups: WeightGroups) -> str | None:
-    """The group over which tensors of a source are broadcast; None where they come otherwise."""
+def group_of(source: AnySource, groups: WeightGroups) -> str | None:
+    """The group over which tensors of a source may be broadcast, if there is one."""
     match source:
-        case GroupSource() | BucketSource():
-            is_broadcast = groups.has(source.group)
-        case DescribedSource():
-            has_files = any(Path(source.path).glob("*.safetensors"))
-            is_broadcast = groups.has(source.group) and not has_files
+        case GroupSource() | BucketSource() | DescribedSource():
+            return source.group if groups.has(source.group) else None
         case _:
             return None
-    return source.group if is_broadcast else None
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has files of weights; raises `OSError` where it cannot be looked at."""
+    return any(folder.glob("*.safetensors"))
 
 
 def infos_of(

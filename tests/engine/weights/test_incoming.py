@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import save_file
 
 from engine.contracts.weights import (
     BeginUpdate,
+    DescribedSource,
     EndGroup,
     FinishUpdate,
     GroupSource,
@@ -21,6 +23,7 @@ from engine.contracts.weights import (
     ReceiveTensors,
     WeightUpdateError,
 )
+from engine.weights.agreement import agreed
 from engine.weights.groups import WeightGroups
 from engine.weights.incoming import IncomingTensors
 from sampling.device.ranks import RankExchange
@@ -36,7 +39,7 @@ from tests.engine.weights.grouped_rooms import (
     group_of,
     source_of,
 )
-from tests.engine.weights.rooms import CPU, room_of, update
+from tests.engine.weights.rooms import CPU, given, room_of, update
 from tests.sampling.ranks import on_ranks
 
 
@@ -157,3 +160,67 @@ def test_ranks_leave_a_group_together() -> None:
         return groups.names
 
     assert on_ranks(2, names_after) == [set(), set()]
+
+
+def unsearchable(folder: Path) -> Path:
+    return folder / ("x" * 300)  # as of other errors of a file system, which root does not get
+
+
+@pytest.mark.parametrize("how", ["begun", "alone", "part", "passed over"])
+def test_a_folder_that_cannot_be_looked_at_is_refused(how: str, broadcast: Broadcast) -> None:
+    """Whether its trainer broadcasts is not known, so that its group is left."""
+    broadcast.train("alone", "bucket")
+    source = DescribedSource(group=NAME, path=str(unsearchable(broadcast.folder)))
+    command = ReceiveTensors(source=source, is_part=how == "part")
+    if how == "passed over":
+        broadcast.room.run(PassTensors(source=source))
+    elif how == "part":
+        broadcast.refuse("update_in_progress", command)
+        broadcast.room.run(given(broadcast.new))
+        broadcast.room.run(FinishUpdate())
+        assert_holds(broadcast.weights, broadcast.new)
+    else:
+        wanted = "no_update" if how == "alone" else "bad_source"
+        broadcast.refuse(wanted, command, begins=how == "begun")
+    assert_unknown(broadcast.room)
+
+
+def test_a_folder_that_cannot_be_looked_at_is_refused_without_a_group(tmp_path: Path) -> None:
+    write_tiny(MODELS["qwen3"], tmp_path / "model")
+    room = room_of(load(tmp_path / "model"))
+    source = DescribedSource(group=NAME, path=str(unsearchable(tmp_path)))
+    room.run(PassTensors(source=source))
+    room.run(BeginUpdate())
+    with pytest.raises(WeightUpdateError, match="File name too long") as caught:
+        room.run(ReceiveTensors(source=source))
+    assert caught.value.code == "bad_source"
+
+
+@pytest.mark.parametrize("sees", ["one", "none"])
+def test_ranks_that_see_different_folders_receive_alike(sees: str, tmp_path: Path) -> None:
+    """Weights that one sees are written to the folder; a rank that lacks them refuses for all."""
+    for rank in range(2):
+        (tmp_path / f"rank-{rank}").mkdir()
+    if sees == "one":
+        save_file({"a": torch.zeros(1)}, tmp_path / "rank-1" / "model.safetensors")
+
+    class Groups(WeightGroups):
+        def has(self, name: str) -> bool:
+            return True
+
+        def described(self, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+            yield "b", torch.zeros(1)
+
+    def names_of(exchange: RankExchange) -> list[str]:
+        path = str(tmp_path / f"rank-{exchange.rank}")
+        source = DescribedSource(group=NAME, path=path)
+        tensors = IncomingTensors(source, Groups(CPU, exchange), CPU, exchange)
+        if sees == "none":
+            return agreed(lambda: [each.name for each in tensors], exchange)
+        with pytest.raises(WeightUpdateError, match="has no weights"):
+            agreed(lambda: list(tensors), exchange)
+        tensors.pass_over()
+        return []
+
+    wanted = ["b"] if sees == "none" else []
+    assert on_ranks(2, names_of) == [wanted, wanted]
