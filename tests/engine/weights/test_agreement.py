@@ -1,4 +1,4 @@
-"""Words of refusals, which cross between ranks and to clients whatever a file says."""
+"""What ranks agree on, and the words of it, which clients get whatever a file says."""
 
 from __future__ import annotations
 
