@@ -24,6 +24,7 @@ from engine.contracts.control import (
     WakeUp,
 )
 from engine.contracts.weights import (
+    AbandonUpdate,
     AnyWeightCommand,
     BeginUpdate,
     EndGroup,
@@ -35,7 +36,6 @@ from engine.contracts.weights import (
     SetVersion,
     UpdateReport,
     WeightReply,
-    WeightTarget,
     WeightUpdateError,
 )
 from engine.control.held_engine import HeldEngine
@@ -62,7 +62,7 @@ class CommandFollower:
 
     def __init__(self, engine: HeldEngine) -> None:
         self._engine = engine
-        self._target: WeightTarget = "model"
+        self._begun = BeginUpdate()
         self._sent_version: str | None = None
         self._outlasts_sleep = True
         self._largest_version: int | None = None
@@ -160,12 +160,14 @@ class CommandFollower:
             self._check(command)
         except ControlError:
             if isinstance(command, ReceiveTensors):
-                self._engine.run_weights(PassTensors(source=command.source))
+                self._refuse_tensors(command)
             raise
         reply = self._engine.run_weights(command)
         match command:
             case BeginUpdate():  # one that is refused is not the update in progress
-                self._target, self._sent_version = command.target, None
+                self._note_update(command)
+            case AbandonUpdate():
+                self._note_update(BeginUpdate())
             case ReceiveTensors():
                 self._sent_version = command.version or self._sent_version
             case FinishUpdate():
@@ -173,14 +175,28 @@ class CommandFollower:
                 self._enter_update(command, reply)
         return reply
 
+    def _note_update(self, begun: BeginUpdate) -> None:
+        """Note what the update in progress is; where there is none, ranks refuse what follows."""
+        self._begun, self._sent_version = begun, None
+
+    def _refuse_tensors(self, command: ReceiveTensors) -> None:
+        """Let ranks do what they do where they refuse tensors: the update of which they are ends.
+
+        Without them it would be written in part, under a version that came with others.
+        """
+        if not command.is_part or self._begun.takes_parts:
+            self._engine.run_weights(AbandonUpdate())
+            self._note_update(BeginUpdate())
+        self._engine.run_weights(PassTensors(source=command.source))
+
     def _check(self, command: AnyWeightCommand) -> None:
         """Refuse what the ranks need not be asked about."""
-        is_free = isinstance(command, InitGroup | EndGroup | PassTensors)
+        is_free = isinstance(command, InitGroup | EndGroup | PassTensors | AbandonUpdate)
         if "weights" in self.state.asleep and not is_free:
             raise ControlError("the weights are asleep: wake them up first", "asleep")
         if not isinstance(command, ReceiveTensors | FinishUpdate):
             return
-        if command.version is not None and self._target == "model":
+        if command.version is not None and self._begun.target == "model":
             self._check_version(command.version)
         is_off = isinstance(command, FinishUpdate) and command.drafter == "off"
         if is_off and not self._engine.has_drafter_weights:
@@ -196,7 +212,7 @@ class CommandFollower:
         if not report.num_weights:
             return
         num_updates, version = self.state.num_updates + 1, self.state.weight_version
-        if self._target == "model":
+        if self._begun.target == "model":
             following = max(num_updates, (self._largest_version or 0) + 1)
             version = str(following) if command.version is None else command.version
         drafter = self._drafter_after(command, report)
