@@ -15,7 +15,6 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from engine.contracts.checksums import checksum
 from sampling.device.ranks import LoneRank, RankExchange
 
 PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -55,9 +54,13 @@ class Portion(NamedTuple):
     shape: tuple[int, ...]
     places: tuple[torch.Tensor | None, ...] = ()
 
+    def on_host(self) -> Portion:
+        """The same on the host, where `whole` of several ranks takes no memory of a GPU."""
+        return self._replace(values=self.values.cpu())
+
     def whole(self, exchange: RankExchange) -> torch.Tensor:
         """The tensor, from the parts of all ranks, which call it alike."""
-        values = self.values if exchange.size == 1 else self.values.cpu()  # as long as they may be
+        values = (self if exchange.size == 1 else self.on_host()).values  # as long as they may be
         if all(place is None for place in self.places):
             if exchange.size > 1:  # a sum's bias is rank 0's alone
                 values = exchange.all_gather(values.contiguous())[0]
@@ -216,8 +219,11 @@ class WeightUnit:
 
     def read(self) -> dict[str, torch.Tensor]:
         """All tensors as the checkpoint has them; of several ranks, all call it alike."""
-        parts = self.get().items()
-        held = self.store({name: part.whole(self.exchange) for name, part in parts})
+        return self.stored({name: each.whole(self.exchange) for name, each in self.get().items()})
+
+    def stored(self, whole: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """All tensors as the checkpoint has them, of those that `get` has this rank's part of."""
+        held = self.store(whole)
         return {
             name: self.fixed[name] if name in self.fixed else _stored_as(held[name], info)
             for name, info in self.tensors.items()
@@ -262,10 +268,6 @@ class NamedWeight:
     def write(self, tensor: torch.Tensor) -> None:
         """Write the whole tensor in place; see `WeightUnit.write`."""
         self.unit.write({self.own_name: tensor})
-
-    def checksum(self) -> str:
-        """A checksum of `read`, the same on any number of ranks and any device."""
-        return checksum(self.read())
 
 
 class NamedWeights(dict[str, NamedWeight]):

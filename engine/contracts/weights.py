@@ -28,7 +28,7 @@ class WeightUpdateError(ControlError):
     Attributes:
         code: "unknown_weight", "wrong_shape", "wrong_dtype", "not_finite", "no_tensors",
             "no_update", "update_in_progress", "version_backwards", "group_timeout",
-            "unknown_group", "bad_source" or "fixed_weight".
+            "unknown_group", "bad_source", "fixed_weight" or "no_memory".
     """
 
 

@@ -126,9 +126,9 @@ class CommandFollower:
             for part in command.parts
             if part not in self.state.asleep or (lets_go and part == "weights")
         ]
+        self._engine.give_back(parts, keeps_weights=command.keeps_weights)
         if "kv_cache" in parts:
             self._engine.forget_prefixes(restarts=True)
-        self._engine.give_back(parts, keeps_weights=command.keeps_weights)
         if lets_go:
             self._engine.run_weights(LetWeightsGo())
         asleep = {*self.state.asleep, *parts}

@@ -31,12 +31,15 @@ def agreed(work: Callable[[], Result], exchange: RankExchange) -> Result:
         result, error = None, refused
     except (WeightError, ControlError) as refused:
         result, error = None, WeightUpdateError(str(refused), refused.code)
+    except (torch.OutOfMemoryError, MemoryError) as failed:
+        result, error = None, WeightUpdateError(kind_and_line(failed), "no_memory")
     except Exception as failed:  # files, sockets and pickles fail in many ways
         result, error = None, WeightUpdateError(kind_and_line(failed), "bad_source")
     if exchange.size == 1 and error is not None:
         raise error
     for raw in exchange.all_gather(_packed(error)):
-        message, code = msgspec.json.decode(bytes(raw.tolist()).rstrip(b"\0"), type=tuple[str, str])
+        words = raw.numpy().tobytes().rstrip(b"\0")
+        message, code = msgspec.json.decode(words, type=tuple[str, str])
         if code:
             raise WeightUpdateError(message, code) from error
     assert error is None
@@ -46,4 +49,4 @@ def agreed(work: Callable[[], Result], exchange: RankExchange) -> Result:
 def _packed(error: WeightUpdateError | None) -> torch.Tensor:
     words = ("", "") if error is None else (str(error)[: ROOM // 8], error.code)
     raw = msgspec.json.encode(words)
-    return torch.tensor(list(raw.ljust(ROOM, b"\0")), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(raw.ljust(ROOM, b"\0")), dtype=torch.uint8)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import torch
 
-from engine.contracts.named_weights import NamedWeights
+from engine.contracts.checksums import checksum
+from engine.contracts.named_weights import NamedWeight, NamedWeights
 from engine.contracts.runner import RunnerLostError
 from engine.contracts.weights import (
     AbandonUpdate,
@@ -37,9 +39,12 @@ from engine.weights.groups import WeightGroups
 from engine.weights.incoming import IncomingTensors
 from engine.weights.lacking import LackingWeights
 from engine.weights.names import NameMap
+from engine.weights.reading import read_together
 from engine.weights.tensor_sources import dtype_name
 from engine.weights.update import WeightUpdate
 from sampling.device.ranks import RankExchange
+
+Result = TypeVar("Result")
 
 
 class RankWeights:
@@ -148,7 +153,7 @@ class RankWeights:
             words = "the update in progress is of another kind: finish it as it was begun"
             raise WeightUpdateError(words, "no_update")
         self._update = None
-        held = update.read_tied()
+        held = update.read_tied(lambda weight: self._read_as(weight, lambda whole: whole))
         self._agreed(partial(update.check_received, held))
         start = time.perf_counter()
         try:
@@ -187,7 +192,7 @@ class RankWeights:
                 name=name,
                 shape=weight.shape,
                 dtype=dtype_name(weight.dtype),
-                checksum=weight.checksum() if command.checksums else None,
+                checksum=self._read_as(weight, checksum) if command.checksums else None,
             )
             for name, weight in sorted(self._weights[command.target].items())
         ]
@@ -199,10 +204,17 @@ class RankWeights:
         if command.name not in named:
             raise WeightUpdateError(f"the model has no weight {command.name!r}", "unknown_weight")
         weight = named[command.name]
-        values = weight.read()[: command.truncate] if weight.shape else weight.read()
+
+        def first_rows(whole: torch.Tensor) -> tuple[float, ...]:
+            rows = whole[: command.truncate] if weight.shape else whole
+            return tuple(rows.double().flatten().tolist())
+
         return WeightValues(
             name=command.name,
             shape=weight.shape,
             dtype=dtype_name(weight.dtype),
-            values=tuple(values.double().flatten().tolist()),
+            values=self._read_as(weight, first_rows),
         )
+
+    def _read_as(self, weight: NamedWeight, use: Callable[[torch.Tensor], Result]) -> Result:
+        return read_together(weight, self._exchange, use)

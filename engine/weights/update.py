@@ -74,9 +74,11 @@ class WeightUpdate:
             self.num_tensors += 1
             self.num_bytes += tensor.num_bytes
 
-    def read_tied(self) -> dict[NamedWeight, torch.Tensor]:
+    def read_tied(
+        self, read: Callable[[NamedWeight], torch.Tensor]
+    ) -> dict[NamedWeight, torch.Tensor]:
         """The weights of which a tied head was received alone; all ranks call it alike."""
-        return {weight: weight.read() for weight in self._tied if weight not in self._staged}
+        return {weight: read(weight) for weight in self._tied if weight not in self._staged}
 
     def check_received(self, held: dict[NamedWeight, torch.Tensor]) -> None:
         """Refuse an update that received nothing, not even what is passed over, or another head.
