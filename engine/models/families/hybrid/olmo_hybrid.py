@@ -37,7 +37,8 @@ O_NORM_EPS = 1e-5
 def olmo_hybrid(config: Any) -> DecoderSpec:
     """A delta rule whose norms come first, or attention whose norms come after, and a gated MLP."""
     eps = config.rms_norm_eps
-    speeds = whole_heads(config) if config.rope_parameters else no_rotations(config)
+    theta = (config.rope_parameters or {}).get("rope_theta")  # null in published configs
+    speeds = no_rotations(config) if theta is None else whole_heads(config)
     layers = [
         _delta_layer(config) if kind == DELTA else _attention_layer(config, rotation)
         for kind, rotation in zip(layer_kinds(config, DELTA, ATTENTION), speeds, strict=True)

@@ -108,7 +108,7 @@ def config_of(family: str, hidden: int = 32, vocab_size: int = VOCAB) -> PreTrai
             del sizes["intermediate_size"]
             return Qwen3_5MoeTextConfig(**sizes, **DELTA, **wide, **EXPERTS)
         case "olmo_hybrid":
-            return OlmoHybridConfig(**sizes, **DELTA)
+            return OlmoHybridConfig(**sizes, **DELTA, rope_parameters={"rope_theta": None})
         case "lfm2":
             return Lfm2Config(**sizes, layer_types=LFM2_LAYERS, block_multiple_of=16)
         case "lfm2_moe":
