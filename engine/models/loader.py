@@ -59,7 +59,9 @@ def load_model(
         check_unfused(config, reason, own.path, quantization, has_adapters=has_adapters)
         from engine.models.fallback.model import load_fallback_model  # seconds to import
 
-        return load_fallback_model(config, own.hf_config, own.path.parent, dtype, device)
+        is_setting = reason is not None and not reason.startswith("architecture ")
+        unfused = reason if is_setting else None
+        return load_fallback_model(config, own.hf_config, own.path.parent, dtype, device, unfused)
     check_quantization(config, own, quantization, device)
     if reference is not None:
         _describe(reference, config, quantization, dtype)

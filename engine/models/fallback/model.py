@@ -41,14 +41,22 @@ from engine.models.weights.sources import Checkpoint
 
 
 def load_fallback_model(
-    config: ModelConfig, hf_config: Any, folder: Path, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    hf_config: Any,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    unfused: str | None = None,
 ) -> FallbackModel:
     """Load the model of a transformers config on `device`, and prove that it is served right.
+
+    Args:
+        unfused: as of `refuse_inexpressible`.
 
     Raises:
         ModelError: it cannot be served; the message names the feature.
     """
-    refuse_inexpressible(hf_config)
+    refuse_inexpressible(hf_config, unfused)
     limit = position_limit(hf_config, config.max_model_len)
     stored = None
     if config.load_format == "dummy":

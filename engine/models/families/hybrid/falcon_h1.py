@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.models.families.config import activation, biases, decoder, sizes, whole_heads
+from engine.models.families.config import (
+    NotFusedError,
+    biases,
+    decoder,
+    silu,
+    sizes,
+    whole_heads,
+)
 from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.mlp import Mlp
@@ -18,6 +25,7 @@ from engine.models.layers.vocabulary import LmHead, TokenEmbedding
 
 def falcon_h1(config: Any) -> DecoderSpec:
     """Both mixers after one norm, then a gated MLP; factors everywhere."""
+    _check_biases(config)
     eps = config.rms_norm_eps
     gate_scale, down_scale = config.mlp_multipliers
     mlp = Mlp(
@@ -25,7 +33,7 @@ def falcon_h1(config: Any) -> DecoderSpec:
         inner=config.intermediate_size,
         norm=RmsNorm("pre_ff_layernorm", eps),
         name="feed_forward",
-        activation=activation(config)._replace(gate_scale=gate_scale),
+        activation=silu(config)._replace(gate_scale=gate_scale),
         has_bias=config.mlp_bias,
         output=AddedOutput(scale=down_scale),
     )
@@ -49,6 +57,16 @@ def falcon_h1(config: Any) -> DecoderSpec:
     )
 
 
+def _check_biases(config: Any) -> None:
+    """Refuse biases beside factors of inputs, which are taken for factors of whole products."""
+    for bias, factor in (
+        ("attention_bias", "attention_in_multiplier"),
+        ("mamba_proj_bias", "ssm_in_multiplier"),
+    ):
+        if getattr(config, bias) and getattr(config, factor) != 1.0:
+            raise NotFusedError(f"{bias} with {factor} {getattr(config, factor)}")
+
+
 def _space(config: Any) -> StateSpace:
     inner = config.mamba_d_ssm or int(config.mamba_expand * config.hidden_size)
     return StateSpace(
@@ -62,7 +80,8 @@ def _space(config: Any) -> StateSpace:
         conv_width=config.mamba_d_conv,
         eps=config.rms_norm_eps,
         conv_bias=config.mamba_conv_bias,
-        has_bias=config.mamba_proj_bias,
+        in_bias=config.mamba_proj_bias,
+        out_bias=config.projectors_bias,
         norm_groups=config.mamba_n_groups if config.mamba_rms_norm else 0,
         gate_first=not config.mamba_norm_before_gate,
         dt_limits=tuple(config.time_step_limit),

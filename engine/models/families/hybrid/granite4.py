@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from engine.kernels.experts.routing import RoutingRules
-from engine.models.families.config import biases, layer_kinds, no_rotations, rotations, silu, sizes
+from engine.models.families.config import (
+    biases,
+    layer_kinds,
+    no_rotations,
+    silu,
+    sizes,
+    whole_heads,
+)
 from engine.models.families.granite import granite_decoder
 from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
@@ -24,7 +31,7 @@ def granitemoehybrid(config: Any) -> DecoderSpec:
     Where there are experts, the MLP is the one that all tokens take.
     """
     eps, output = config.rms_norm_eps, AddedOutput(scale=config.residual_multiplier)
-    speeds = rotations if config.position_embedding_type == "rope" else no_rotations
+    speeds = whole_heads if config.position_embedding_type == "rope" else no_rotations
     space = StateSpace(
         hidden_size=config.hidden_size,
         norm=RmsNorm("input_layernorm", eps),
@@ -36,8 +43,9 @@ def granitemoehybrid(config: Any) -> DecoderSpec:
         conv_width=config.mamba_d_conv,
         eps=eps,
         conv_bias=config.mamba_conv_bias,
-        has_bias=config.mamba_proj_bias,
-        norm_groups=1,
+        in_bias=config.mamba_proj_bias,
+        out_bias=config.mamba_proj_bias,
+        norm_groups=config.mamba_n_groups,
         dt_limits=tuple(config.time_step_limit),
         output=output,
     )

@@ -125,7 +125,8 @@ def _space(config: Any, norm: RmsNorm) -> StateSpace:
         conv_width=config.conv_kernel,
         eps=config.layer_norm_epsilon,
         conv_bias=config.use_conv_bias,
-        has_bias=config.mamba_proj_bias,
+        in_bias=config.mamba_proj_bias,
+        out_bias=config.mamba_proj_bias,
         norm_groups=config.n_groups,
         dt_limits=tuple(config.time_step_limit),
     )

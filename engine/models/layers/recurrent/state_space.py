@@ -61,7 +61,8 @@ class StateSpace(SublayerSpec):
     norm: NormSpec
     name: str = "mixer"
     conv_bias: bool = True
-    has_bias: bool = False
+    in_bias: bool = False
+    out_bias: bool = False
     norm_groups: int = 1
     gate_first: bool = True
     dt_limits: tuple[float, float] = (0.0, math.inf)
@@ -75,12 +76,12 @@ class StateSpace(SublayerSpec):
     def load(self, reader: WeightReader, prefix: str, places: LayerPlaces) -> Sublayer:
         name, shares = f"{prefix}.{self.name}", self._shares(reader.ranks)
         inner, x, b, c, heads = shares
-        projection = Projection(f"{name}.in_proj", shares, self.has_bias)
+        projection = Projection(f"{name}.in_proj", shares, self.in_bias)
         product = reader.product([projection], undivided(self.hidden_size))
         sizes = SpaceSizes(
             heads.length, self.head_dim, b.length // self.state_size, self.state_size
         )
-        back = Projection(f"{name}.out_proj", (undivided(self.hidden_size),), self.has_bias)
+        back = Projection(f"{name}.out_proj", (undivided(self.hidden_size),), self.out_bias)
         return LoadedStateSpace(
             self.norm.load(reader, self.hidden_size, f"{prefix}.").before(product),
             places.state(lambda num_drafts: sizes.state(self.conv_width, num_drafts, reader.dtype)),

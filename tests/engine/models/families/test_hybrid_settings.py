@@ -1,4 +1,4 @@
-"""Settings that few configs of hybrid families have: served as transformers reads them."""
+"""Rare settings of hybrid families: served as transformers reads them, or refused by name."""
 
 from __future__ import annotations
 
@@ -8,14 +8,38 @@ from typing import Any
 import pytest
 from transformers import PreTrainedConfig
 
+from engine.errors import ModelError
 from engine.messages.request import PromptLogprobsParams
 from tests.engine.models.families.hybrid_models import config_of, prompt, write_hybrid
 from tests.engine.models.families.hybrid_server import serve
+from tests.engine.models.serving import load
 
+ARCHITECTURES = {"falcon_h1": "FalconH1ForCausalLM", "granite": "GraniteMoeHybridForCausalLM"}
 ROTATED = {"rope_type": "default", "rope_theta": 1000.0}
 SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo-rotated": ("olmo_hybrid", {"rope_parameters": ROTATED}),
+    "falcon-bias-of-attention": (
+        "falcon_h1",
+        {"attention_bias": True, "attention_in_multiplier": 1.0},
+    ),
+    "falcon-bias-of-in-proj": ("falcon_h1", {"mamba_proj_bias": True, "ssm_in_multiplier": 1.0}),
+    "falcon-bias-of-out-proj": ("falcon_h1", {"projectors_bias": True}),
+    "granite-groups": ("granite", {"mamba_n_groups": 2}),
+    "granite-rotated": ("granite", {"position_embedding_type": "rope"}),
 }
+REFUSED = [
+    ("falcon_h1", {"attention_bias": True}, r"attention_bias with attention_in_multiplier 0\.9"),
+    ("falcon_h1", {"mamba_proj_bias": True}, r"mamba_proj_bias with ssm_in_multiplier 1\.2"),
+    ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+    (
+        "granite",
+        {
+            "position_embedding_type": "rope",
+            "rope_parameters": ROTATED | {"partial_rotary_factor": 0.5},
+        },
+        r"partial_rotary_factor 0\.5",
+    ),
+]
 
 
 def with_settings(family: str, settings: dict[str, Any]) -> PreTrainedConfig:
@@ -31,3 +55,14 @@ def test_served(name: str, tmp_path: Path) -> None:
     for length in (40, 17):
         server.submit(prompt(length), prompt_logprobs=PromptLogprobsParams())
     server.run()
+
+
+@pytest.mark.parametrize(("family", "settings", "reason"), REFUSED)
+def test_refused_by_name(
+    family: str, settings: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    config = with_settings(family, settings)
+    config.architectures = [ARCHITECTURES[family]]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=f"is not supported: layers of .* decoder {reason}"):
+        load(tmp_path, load_format="dummy")
