@@ -122,8 +122,13 @@ def _rotation(config: Any, kind: str) -> RotationSpeeds:
     rope, own = config.rope_parameters[kind], config.per_layer_config[kind]
     if rope["rope_type"] not in ("default", "proportional"):
         raise NotFusedError(f"rope_type {rope['rope_type']!r}")
-    part = rope.get("partial_rotary_factor", 1.0) if rope["rope_type"] == "proportional" else 1.0
-    return proportional_speeds(rope["rope_theta"], own.head_dim, part)
+    read = rope if rope["rope_type"] == "proportional" else {}
+    return proportional_speeds(
+        rope["rope_theta"],
+        own.head_dim,
+        part=read.get("partial_rotary_factor", 1.0),
+        factor=read.get("factor", 1.0),
+    )
 
 
 def _unread_keys(config: Any) -> Sequence[str]:

@@ -63,9 +63,15 @@ def _speeds(theta: float, dim: int) -> torch.Tensor:
     return 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
 
 
-def proportional_speeds(theta: float, head_dim: int, part: float) -> RotationSpeeds:
-    """The speeds of a whole head, of which a part of the pairs rotate, the fastest first."""
-    speeds = _speeds(theta, head_dim)
+def proportional_speeds(
+    theta: float, head_dim: int, *, part: float, factor: float
+) -> RotationSpeeds:
+    """The speeds of a whole head, of which a part of the pairs rotate, the fastest first.
+
+    Args:
+        factor: by which positions are nearer to one another.
+    """
+    speeds = _speeds(theta, head_dim) / factor
     speeds[int(part * head_dim // 2) :] = 0.0
     return RotationSpeeds(speeds, 1.0)
 

@@ -268,6 +268,14 @@ if hasattr(hf, "Gemma4TextConfig"):
     MODELS["gemma4"] = hf.Gemma4TextConfig(**GEMMA4, **ONE_GLOBAL_HEAD)
     MODELS["gemma4-experts"] = hf.Gemma4TextConfig(**GEMMA4, **ONE_GLOBAL_HEAD, **GEMMA4_EXPERTS)
     MODELS["gemma4-shared"] = hf.Gemma4TextConfig(**GEMMA4 | GEMMA4_SHARED)
+    slow = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 8.0}
+    MODELS["gemma4-slow"] = hf.Gemma4TextConfig(
+        **GEMMA4,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": slow | {"rope_theta": 1e4},
+        },
+    )
 if hasattr(hf, "Mistral4Config"):  # transformers 5.0 has none
     MODELS["mistral4"] = hf.Mistral4Config(
         **SIZES,
