@@ -6,12 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from engine.kernels.experts.routing import RoutingRules
-from engine.models.families.config import decoder, lanes, mlp_sizes, refuse, rotations, silu, sizes
+from engine.models.families.config import (
+    NotFusedError,
+    decoder,
+    lanes,
+    mlp_sizes,
+    refuse,
+    rotations,
+    silu,
+    sizes,
+)
 from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.experts import ExpertMlp
 from engine.models.layers.mlp import Mlp
 from engine.models.layers.norms import RmsNorm
+
+LEAST_SUM = 1e-6
+"""What no sum of chosen probabilities comes near: a bound of it that is smaller changes nothing."""
 
 
 def ernie4_5(config: Any) -> DecoderSpec:
@@ -22,6 +34,8 @@ def ernie4_5(config: Any) -> DecoderSpec:
 def ernie4_5_moe(config: Any) -> DecoderSpec:
     """ERNIE's layers, with experts in place of some MLPs; corrected probabilities choose them."""
     refuse(config, "use_bias")
+    if (config.moe_norm_min or 0.0) > LEAST_SUM:
+        raise NotFusedError(f"moe_norm_min {config.moe_norm_min}")
     first, last = config.moe_layer_start_index, config.moe_layer_end_index
     mlps = [
         _experts(config)

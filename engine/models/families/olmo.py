@@ -64,7 +64,7 @@ def olmoe(config: Any) -> DecoderSpec:
                 rotation=rotation,
                 window=window,
             ),
-            experts(config),
+            experts(config, over_chosen=config.norm_topk_prob),
         )
         for rotation, window in zip(whole_heads(config), windows(config), strict=True)
     ]

@@ -79,7 +79,7 @@ def qwen3_moe(config: Any) -> DecoderSpec:
 
 def qwen2(config: Any) -> DecoderSpec:
     """Llama's layers, with biases of queries, keys and values."""
-    return _qwen2(config, [_mlp(config)] * config.num_hidden_layers)
+    return _qwen2(config, [mlp(config)] * config.num_hidden_layers)
 
 
 def qwen2_moe(config: Any) -> DecoderSpec:
@@ -105,7 +105,8 @@ def _qwen2(config: Any, mlps: list[Mlp | ExpertMlp]) -> DecoderSpec:
     return decoder(config, layers, RmsNorm("model.norm", eps))
 
 
-def _mlp(config: Any, *, norm_plus_one: bool = False) -> Mlp:
+def mlp(config: Any, *, norm_plus_one: bool = False) -> Mlp:
+    """The MLP of a layer without experts; its norm may be by 1 + weight."""
     norm_kind = RmsNormPlusOne if norm_plus_one else RmsNorm
     norm = norm_kind("post_attention_layernorm", config.rms_norm_eps)
     return Mlp(**mlp_sizes(config), norm=norm, activation=silu(config))
@@ -122,12 +123,12 @@ def experts_or_mlp(config: Any, index: int, *, norm_plus_one: bool = False) -> M
         )
     is_plain = index in plain or (index + 1) % step
     if is_plain or not getattr(config, "num_experts", 0):
-        return _mlp(config, norm_plus_one=norm_plus_one)
-    return experts(config, norm_plus_one=norm_plus_one)
+        return mlp(config, norm_plus_one=norm_plus_one)
+    return experts(config, over_chosen=config.norm_topk_prob, norm_plus_one=norm_plus_one)
 
 
-def experts(config: Any, *, norm_plus_one: bool = False) -> ExpertMlp:
-    """The experts of a Qwen2-MoE, Qwen3-MoE or OLMoE layer."""
+def experts(config: Any, *, over_chosen: bool, norm_plus_one: bool = False) -> ExpertMlp:
+    """The experts of a Qwen-MoE or OLMoE layer; over_chosen: as of `RoutingRules`."""
     silu(config)  # the only activation of experts
     return ExpertMlp(
         hidden_size=config.hidden_size,
@@ -135,9 +136,7 @@ def experts(config: Any, *, norm_plus_one: bool = False) -> ExpertMlp:
         norm_plus_one=norm_plus_one,
         packed=("experts.gate_up_proj", "experts.down_proj"),
         num_experts=config.num_experts,
-        rules=RoutingRules(
-            config.num_experts_per_tok, over_chosen=getattr(config, "norm_topk_prob", True)
-        ),
+        rules=RoutingRules(config.num_experts_per_tok, over_chosen=over_chosen),
         inner=getattr(config, "moe_intermediate_size", None) or config.intermediate_size,
         shared_inner=getattr(config, "shared_expert_intermediate_size", 0),
     )

@@ -22,6 +22,7 @@ from engine.models.expected import eos_token_ids, resolve_dtype
 from engine.models.fallback.model import FallbackModel
 from engine.models.refusals import _warn_if_untested, fp8_lack
 from tests.engine.models.serving import GROUPED, SIZES, VOCAB, load, write_tiny
+from tests.engine.models.small_models import MODELS
 
 
 @pytest.fixture
@@ -79,6 +80,14 @@ def test_what_the_fused_decoder_does_not_know(
     change_config(folder, **fields)
     with pytest.raises(ModelError, match=reason):
         load(folder, model_impl="fused")
+
+
+def test_a_bound_that_experts_weights_may_reach_is_not_known(tmp_path: Path) -> None:
+    write_tiny(MODELS["ernie-moe"], tmp_path)
+    assert isinstance(load(tmp_path), Decoder)
+    change_config(tmp_path, moe_norm_min=0.9)
+    with pytest.raises(ModelError, match=r"moe_norm_min 0\.9"):
+        load(tmp_path, model_impl="fused")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

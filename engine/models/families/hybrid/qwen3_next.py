@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from engine.models.families.config import biases, decoder, lanes, layer_kinds, rotations, sizes
-from engine.models.families.qwen import experts_or_mlp
+from engine.models.families.qwen import experts, experts_or_mlp, mlp
 from engine.models.layers.decoder_spec import DecoderSpec, DraftingSpec
 from engine.models.layers.gated_attention import GatedAttention
-from engine.models.layers.layer import Layer
+from engine.models.layers.layer import Layer, SublayerSpec
 from engine.models.layers.norms import RmsNormPlusOne
 from engine.models.layers.query_key import HeadNorm
 from engine.models.layers.recurrent.gated_delta import GatedDelta
@@ -21,31 +22,39 @@ GROUPED = (("in_proj_qkvz", 4), ("in_proj_ba", 2))
 
 def qwen3_next(config: Any) -> DecoderSpec:
     """A delta rule or gated attention, and experts or an MLP, each after a norm by 1 + weight."""
-    return _decoder(config, products=GROUPED, is_grouped=True)
+    indices = range(config.num_hidden_layers)
+    mlps = [experts_or_mlp(config, index, norm_plus_one=True) for index in indices]
+    return _decoder(config, mlps, products=GROUPED, is_grouped=True)
 
 
 def qwen3_5(config: Any) -> DecoderSpec:
     """Qwen3-Next's layers, with an MLP, and products that are not grouped.
 
     Its rotations have a section each for time, height and width, which are one position in a text:
-    then they are those of one section.
+    then they are those of one section. With experts all layers have them, whose weights sum to 1
+    whatever `norm_topk_prob` says: what Qwen3-Next reads of them, transformers does not read here.
     """
-    return _decoder(config)
+    own: SublayerSpec
+    if config.model_type == "qwen3_5_moe_text":
+        own = experts(config, over_chosen=True, norm_plus_one=True)
+    else:
+        own = mlp(config, norm_plus_one=True)
+    return _decoder(config, [own] * config.num_hidden_layers)
 
 
-def _decoder(config: Any, **products: Any) -> DecoderSpec:
+def _decoder(config: Any, mlps: Sequence[SublayerSpec], **products: Any) -> DecoderSpec:
     eps = config.rms_norm_eps
     speeds = rotations(config)
     layers = [
         (
             _delta(config, **products) if kind == DELTA else _attention(config, rotation),
-            experts_or_mlp(config, index, norm_plus_one=True),
+            own,
         )
-        for index, (kind, rotation) in enumerate(
-            zip(layer_kinds(config, DELTA, ATTENTION), speeds, strict=True)
+        for kind, rotation, own in zip(
+            layer_kinds(config, DELTA, ATTENTION), speeds, mlps, strict=True
         )
     ]
-    head = (_attention(config, speeds[0]), experts_or_mlp(config, 0, norm_plus_one=True))
+    head = (_attention(config, speeds[0]), mlps[0])
     return decoder(
         config,
         layers,

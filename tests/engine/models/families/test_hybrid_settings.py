@@ -26,6 +26,11 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-bias-of-out-proj": ("falcon_h1", {"projectors_bias": True}),
     "granite-groups": ("granite", {"mamba_n_groups": 2}),
     "granite-rotated": ("granite", {"position_embedding_type": "rope"}),
+    # Of Qwen3-Next's config; transformers does not read them here.
+    "qwen3.5-expert-settings": (
+        "qwen3_5_experts",
+        {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": [0]},
+    ),
 }
 REFUSED = [
     ("falcon_h1", {"attention_bias": True}, r"attention_bias with attention_in_multiplier 0\.9"),
