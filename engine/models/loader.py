@@ -21,6 +21,7 @@ from engine.models.formats.scheme import Quantization
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.reference import Reference
 from engine.models.refusals import ROUTES_FLAG, check_quantization, check_ranks, check_unfused
+from engine.models.tied_head import with_head
 from engine.models.weights.sources import Checkpoint, DummyWeights
 from engine.models.weights.stored import Unread, WeightSource
 from sampling.device.ranks import RankExchange
@@ -87,7 +88,7 @@ def _fused_decoder(
             config.model,
             hf_config.model_type,
         )
-    spec = replace(decoder_spec(hf_config), max_position=limit)
+    spec = with_head(replace(decoder_spec(hf_config), max_position=limit), config, own, dtype)
     reader = WeightReader.of(
         _source(config, own, spec, device),
         dtype,

@@ -19,6 +19,8 @@ ANEW = "download the checkpoint anew"
 OTHER_CONFIG = "give the config.json that the checkpoint was written with"
 """What to do about a file, and about a tensor, that is not as it must be."""
 
+COMPARED_ROWS = 4096
+"""Of a matrix at a time, so that a vocabulary's takes little memory."""
 DUMMY_SEED = 0
 READS_ALL = Unread()
 
@@ -77,6 +79,15 @@ class Checkpoint:
         if name not in self._where:
             return None
         return tuple(self._slice(name).get_shape())
+
+    def has_equal(self, name: str, other: str, dtype: torch.dtype) -> bool:
+        """Whether two matrices are there and equal in a type; they do not count as read."""
+        shape = self.shape(name)
+        if shape is None or shape != self.shape(other):
+            return False
+        one, two = self._slice(name), self._slice(other)
+        rows = [slice(start, start + COMPARED_ROWS) for start in range(0, shape[0], COMPARED_ROWS)]
+        return all(torch.equal(one[own].to(dtype), two[own].to(dtype)) for own in rows)
 
     def stored_name(self, name: str) -> str:
         return self._stored_names.get(name, name)

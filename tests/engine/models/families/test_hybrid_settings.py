@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from engine.errors import ModelError
 from engine.messages.request import PromptLogprobsParams
-from tests.engine.models.families.hybrid_models import config_of, prompt, write_hybrid
+from tests.engine.models.families.hybrid_models import FAMILIES, config_of, prompt, write_hybrid
 from tests.engine.models.families.hybrid_server import serve
 from tests.engine.models.serving import load
 
@@ -26,12 +26,15 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-bias-of-out-proj": ("falcon_h1", {"projectors_bias": True}),
     "granite-groups": ("granite", {"mamba_n_groups": 2}),
     "granite-rotated": ("granite", {"position_embedding_type": "rope"}),
+    "nemotron-tied": ("nemotron_h", {"tie_word_embeddings": True}),
     # Of Qwen3-Next's config; transformers does not read them here.
     "qwen3.5-expert-settings": (
         "qwen3_5_experts",
         {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": [0]},
     ),
 }
+if "kimi_linear" in FAMILIES:
+    SERVED["kimi-tied"] = ("kimi_linear", {"tie_word_embeddings": True})
 REFUSED = [
     ("falcon_h1", {"attention_bias": True}, r"attention_bias with attention_in_multiplier 0\.9"),
     ("falcon_h1", {"mamba_proj_bias": True}, r"mamba_proj_bias with ssm_in_multiplier 1\.2"),
