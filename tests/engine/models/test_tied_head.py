@@ -13,8 +13,13 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from engine.contracts.model import CausalLM
+from sampling.device.ranks import LoneRank
+from tests.engine.models.families.hybrid_models import config_of
+from tests.engine.models.families.shard_models import MODELS as DIVIDED
+from tests.engine.models.families.shard_models import logits_of
 from tests.engine.models.serving import GROUPED, assert_same_logits, load, write_tiny
 from tests.engine.models.small_models import MODELS
+from tests.sampling.ranks import on_ranks
 
 HEAD = "lm_head.weight"
 OWN = "the LM head is the checkpoint's own"
@@ -123,3 +128,18 @@ def test_the_whole_models_config_says_first(
 def test_random_weights(tie: dict[str, bool], of_text: bool, is_own: bool, tmp_path: Path) -> None:
     write_nested(tmp_path, tie, of_text, None)
     assert has_own_head(load(tmp_path, load_format="dummy", model_impl="fused")) == is_own
+
+
+def test_a_head_that_is_never_tied_has_random_weights_of_its_own(tmp_path: Path) -> None:
+    config = config_of("nemotron_h")
+    config.tie_word_embeddings, config.architectures = True, ["NemotronHForCausalLM"]
+    config.save_pretrained(tmp_path)
+    assert has_own_head(load(tmp_path, load_format="dummy"))
+
+
+def test_ranks_divide_a_head_that_differs(tmp_path: Path) -> None:
+    write_tiny(DIVIDED["tied"], tmp_path)
+    tied = logits_of(tmp_path, LoneRank())
+    add_head(tmp_path, -0.7)
+    parts = on_ranks(2, lambda exchange: logits_of(tmp_path, exchange))
+    torch.testing.assert_close(torch.cat(parts, dim=1), -0.7 * tied, rtol=0, atol=1e-4)
