@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.contracts.info import EngineInfo
 from engine.contracts.runner import StartingRunner
 from engine.engine import Engine
+from engine.errors import ModelError
 from engine.messages.codec import decode_message, encode
 from engine.messages.request import FrontendMessage, Request
 from engine.planning.drafting import DraftRules
@@ -41,20 +42,37 @@ def rehearse(
     all of which are free for the engine to come. A step that raises ends its request alone.
 
     Raises:
+        ModelError: no request was served, so none of a client's would be.
         RunnerLostError: the runner cannot go on.
     """
+    errors, num_served = [], 0
     with phase("rehearsing"):
         engine = Engine(config, info, runner, drafting)
         began = time.monotonic()
         for request in _requests(info):
-            message = decode_message(encode(FrontendMessage(submit=[request])))
-            engine.submit(b"", message.submit[0])
-            while engine.has_work:
-                for _, output in engine.step():
-                    encode(output)
-            if time.monotonic() - began >= LIMIT_S:
+            error = _serve(engine, request)
+            num_served += error is None
+            errors += [] if error is None else [error]
+            if num_served and time.monotonic() - began >= LIMIT_S:
                 break
         runner.forget(np.arange(info.max_rows, dtype=np.int32))
+    if not num_served:
+        raise ModelError(
+            f"{config.model.model}: it is loaded, and each of the {len(errors)} requests of its "
+            f"rehearsal failed, the first by: {errors[0]}"
+        )
+
+
+def _serve(engine: Engine, request: Request) -> str | None:
+    """Serve a request alone; returns the error that ended it, None where it was served."""
+    message = decode_message(encode(FrontendMessage(submit=[request])))
+    engine.submit(b"", message.submit[0])
+    error = None
+    while engine.has_work:
+        for _, output in engine.step():
+            encode(output)
+            error = output.errors.get(request.handle, error)
+    return error
 
 
 def _requests(info: EngineInfo) -> Iterator[Request]:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from engine.config import CacheConfig, EngineConfig, ModelConfig, SamplingConfig, SchedulerConfig
 from engine.contracts.runner import RunnerLostError
 from engine.engine import Engine
+from engine.errors import ModelError
 from engine.memory.blocks import NULL_BLOCK
 from engine.messages.step_output import Finish
 from engine.parallel.lead import LeadRunner
@@ -118,10 +119,12 @@ class Rehearsed(PagedFake):
         self.forgotten = rows.tolist()
 
 
-def rehearsed(max_model_len: int = 256, **fields: Any) -> Rehearsed:
+def rehearsed(
+    max_model_len: int = 256, kind: type[Rehearsed] = Rehearsed, **fields: Any
+) -> Rehearsed:
     """Rehearse over a fake whose attributes are set to `fields`."""
     engine, _ = make_engine(max_model_len=max_model_len, num_blocks=100)
-    fake = Rehearsed(engine.info.max_rows, max_model_len + 1, 100, engine.info.block_size)
+    fake = kind(engine.info.max_rows, max_model_len + 1, 100, engine.info.block_size)
     for name, value in fields.items():
         setattr(fake, name, value)
     config = EngineConfig(
@@ -157,6 +160,21 @@ def test_a_step_that_raises_ends_its_request_alone() -> None:
     fake = rehearsed(fail_next=True)
     assert len(fake.prompts) == 2 * len(PROMPT_LENS)
     assert fake.forgotten == list(range(4))
+
+
+class Failing(Rehearsed):
+    """A runner each of whose steps raises."""
+
+    def launch(self, plan: StepPlan) -> Any:
+        self.fail_next, self.failure = True, KeyError(f"step {len(self.prompts)}")
+        return super().launch(plan)
+
+
+def test_a_model_of_which_every_step_raises_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "LIMIT_S", 0.0)  # a first one that fails is not enough
+    with pytest.raises(ModelError, match=r"fake: .* each of the 10 requests .* 'step 0'") as error:
+        rehearsed(kind=Failing)
+    assert "\n" not in str(error.value)
 
 
 def test_a_runner_that_is_lost_ends_the_start() -> None:
