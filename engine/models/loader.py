@@ -15,7 +15,7 @@ from engine.memory.routes import ExpertRoutes
 from engine.models.decoder import Decoder
 from engine.models.expected import FolderConfig, resolve_dtype
 from engine.models.fallback.checks import position_limit
-from engine.models.families.table import decoder_spec, unfused_reason
+from engine.models.families.table import decoder_spec, is_described, unfused_reason
 from engine.models.formats.reader import WeightReader
 from engine.models.formats.scheme import Quantization
 from engine.models.layers.decoder_spec import DecoderSpec
@@ -58,16 +58,39 @@ def load_model(
     if reason is not None or config.model_impl == "transformers":
         has_adapters = adapters is not None
         check_unfused(config, reason, own.path, quantization, has_adapters=has_adapters)
-        from engine.models.fallback.model import load_fallback_model  # seconds to import
-
-        is_setting = reason is not None and not reason.startswith("architecture ")
-        unfused = reason if is_setting else None
-        return load_fallback_model(config, own.hf_config, own.path.parent, dtype, device, unfused)
+        return _fallback(config, own, dtype, device, reason)
     check_quantization(config, own, quantization, device)
     if reference is not None:
         _describe(reference, config, quantization, dtype)
         reference = reference if reference.scheme else None
     return _fused_decoder(config, own, dtype, device, quantization, exchange, reference, adapters)
+
+
+def _fallback(
+    config: ModelConfig,
+    own: FolderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    reason: str | None,
+) -> CausalLM:
+    """The model on transformers' modules.
+
+    Args:
+        reason: why it is not on our own; None where it was not wanted there.
+    """
+    from engine.models.fallback.model import load_fallback_model  # seconds to import
+
+    try:
+        return load_fallback_model(config, own.hf_config, own.path.parent, dtype, device)
+    except ModelError as error:
+        if reason is None or not is_described(own.hf_config):
+            raise
+        # What they lack is not what is to be changed: with other values our own layers run it.
+        refused = f"{own.hf_config.architectures[0]} is not supported: "
+        raise ModelError(
+            f"{refused}{reason}, which the fused decoder does not run; nor do transformers' "
+            f"modules: {str(error).removeprefix(refused)}"
+        ) from error
 
 
 def _fused_decoder(

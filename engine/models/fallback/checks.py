@@ -12,11 +12,8 @@ UNBOUNDED_POSITIONS = 2048
 """Context of a model whose config names no limit, unless --max-model-len does."""
 
 
-def refuse_inexpressible(config: Any, unfused: str | None = None) -> None:
+def refuse_inexpressible(config: Any) -> None:
     """Refuse a model whose config shows that it is no decoder over paged attention.
-
-    Args:
-        unfused: the setting for which the fused decoder does not run it, if it knows the family.
 
     Raises:
         ModelError: naming the architecture and the feature.
@@ -24,8 +21,7 @@ def refuse_inexpressible(config: Any, unfused: str | None = None) -> None:
     architecture = (config.architectures or [config.model_type])[0]
     feature = _inexpressible_feature(config, config.get_text_config(decoder=True), architecture)
     if feature is not None:
-        also = "" if unfused is None else f", and on the fused decoder {unfused}"
-        raise ModelError(f"{architecture} is not supported: {feature}{also}")
+        raise ModelError(f"{architecture} is not supported: {feature}")
 
 
 def _inexpressible_feature(config: Any, text: Any, architecture: str) -> str | None:

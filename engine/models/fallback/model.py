@@ -41,22 +41,14 @@ from engine.models.weights.sources import Checkpoint
 
 
 def load_fallback_model(
-    config: ModelConfig,
-    hf_config: Any,
-    folder: Path,
-    dtype: torch.dtype,
-    device: torch.device,
-    unfused: str | None = None,
+    config: ModelConfig, hf_config: Any, folder: Path, dtype: torch.dtype, device: torch.device
 ) -> FallbackModel:
     """Load the model of a transformers config on `device`, and prove that it is served right.
-
-    Args:
-        unfused: as of `refuse_inexpressible`.
 
     Raises:
         ModelError: it cannot be served; the message names the feature.
     """
-    refuse_inexpressible(hf_config, unfused)
+    refuse_inexpressible(hf_config)
     limit = position_limit(hf_config, config.max_model_len)
     stored = None
     if config.load_format == "dummy":

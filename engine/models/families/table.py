@@ -106,11 +106,15 @@ TESTED_QUANTIZED = {"llama", "mistral", "qwen2", "qwen3", "smollm3"} | {
 
 def unfused_reason(config: Any) -> str | None:
     """Why a transformers config does not run on our own layers; None if it does."""
-    architecture = (config.architectures or ["(none)"])[0]
-    own = ARCHITECTURES.get(architecture)
-    if own is None or own.model_type != config.model_type:
-        return f"architecture {architecture}"
+    if not is_described(config):
+        return f"architecture {(config.architectures or ['(none)'])[0]}"
     return unfused_layer_reason(config)
+
+
+def is_described(config: Any) -> bool:
+    """Whether a family describes the architecture of a transformers config."""
+    own = ARCHITECTURES.get((config.architectures or [""])[0])
+    return own is not None and own.model_type == config.model_type
 
 
 def unfused_layer_reason(config: Any) -> str | None:
