@@ -112,9 +112,7 @@ def first_dense(config: Any) -> list[bool]:
 
 def _attentions(config: Any, growth: QueryGrowth | None) -> list[LatentAttention]:
     """The attention of each layer."""
-    head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
-    if config.v_head_dim > head_dim:
-        raise NotFusedError(f"v_head_dim {config.v_head_dim} above the {head_dim} of keys")
+    head_dim = key_lanes(config)
     return [
         LatentAttention(
             hidden_size=config.hidden_size,
@@ -132,6 +130,14 @@ def _attentions(config: Any, growth: QueryGrowth | None) -> list[LatentAttention
         )
         for rotation in rotations(config, head_dim)
     ]
+
+
+def key_lanes(config: Any) -> int:
+    """Lanes of a head's key; values, which lie in a cache of keys, have no more of them."""
+    lanes: int = config.qk_nope_head_dim + config.qk_rope_head_dim
+    if config.v_head_dim > lanes:
+        raise NotFusedError(f"v_head_dim {config.v_head_dim} above the {lanes} of keys")
+    return lanes
 
 
 def _scale(config: Any, head_dim: int) -> float:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from engine.errors import ModelError
 from engine.kernels.experts.gates import GELU_TANH
 from engine.kernels.experts.routing import RoutingRules
-from engine.models.families.config import NotFusedError, activation, decoder, refuse
+from engine.models.families.config import (
+    AS_PUBLISHED,
+    NotFusedError,
+    activation,
+    decoder,
+    refuse,
+)
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.dense_and_experts import DenseAndExperts
 from engine.models.layers.experts import ExpertMlp
@@ -27,6 +34,7 @@ OTHERS = ("vision_tower.", "embed_vision.", "audio_tower.", "embed_audio.")
 def gemma4(config: Any) -> DecoderSpec:
     """Attention by the layer's kind and a gated MLP, each between two norms, then a factor."""
     refuse(config, "attention_bias")
+    _check_shared(config)
     eps, width = config.rms_norm_eps, config.hidden_size_per_layer_input or 0
     speeds = {kind: _rotation(config, kind) for kind in set(config.layer_types)}
     layers = []
@@ -56,6 +64,28 @@ def gemma4(config: Any) -> DecoderSpec:
         renamed=[("model.language_model.", "model.")],
         unread=(*(f"model.{name}" for name in OTHERS), *_unread_keys(config)),
     )
+
+
+def _check_shared(config: Any) -> None:
+    """Refuse layers that read keys which none keeps, and tokens without vectors of layers.
+
+    Raises:
+        ModelError: it would only show once a step looks for them.
+    """
+    count = config.num_kv_shared_layers
+    owners = config.layer_types[: max(config.num_hidden_layers - count, 0)]
+    for kind in config.layer_types[len(owners) :]:
+        if kind not in owners:
+            raise ModelError(
+                f"config.json: num_kv_shared_layers {count} has the last layers read the keys of "
+                f"earlier ones, none of which is of the kind {kind!r}; {AS_PUBLISHED}"
+            )
+    size = config.vocab_size_per_layer_input
+    if config.hidden_size_per_layer_input and size < config.vocab_size:
+        raise ModelError(
+            f"config.json: vocab_size_per_layer_input {size} is less than the "
+            f"{config.vocab_size} of vocab_size; {AS_PUBLISHED}"
+        )
 
 
 def _attention(config: Any, index: int, rotation: RotationSpeeds) -> SharedKeyAttention:

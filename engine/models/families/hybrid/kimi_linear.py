@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.models.families.config import decoder, layer_kinds, mlp_sizes, refuse, silu
-from engine.models.families.deepseek import CORRECTION, by_scores
+from engine.models.families.deepseek import CORRECTION, by_scores, key_lanes
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.experts import ExpertMlp
 from engine.models.layers.latent_attention import LatentAttention
@@ -52,7 +52,7 @@ def kimi_linear(config: Any) -> DecoderSpec:
 
 
 def _attention(config: Any, norm: RmsNorm) -> LatentAttention:
-    head_dim = config.qk_nope_head_dim + config.qk_rope_head_dim
+    head_dim = key_lanes(config)
     return LatentAttention(
         hidden_size=config.hidden_size,
         num_heads=config.num_attention_heads,

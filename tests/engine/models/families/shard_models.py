@@ -83,7 +83,9 @@ NEWER = [name for name in FAMILIES if name.startswith(("gemma4", "mistral4"))]
 
 def widened(config: PreTrainedConfig, **fields: Any) -> PreTrainedConfig:
     """A config with a vocabulary of several tiles."""
-    return type(config)(**config.to_dict() | {"vocab_size": VOCAB, **fields})
+    names = ("vocab_size", "vocab_size_per_layer_input")
+    wide = {name: VOCAB for name in names if hasattr(config, name)}
+    return type(config)(**config.to_dict() | wide | fields)
 
 
 def write_config(config: PreTrainedConfig, folder: Path) -> None:

@@ -62,3 +62,19 @@ def test_the_reason_comes_before_what_the_fallback_lacks(
     assert why.startswith(f"{reason}, which the fused decoder does not run; nor do")
     assert why.endswith("modules: layers of type 'linear_attention'")
     assert architecture.endswith("ForCausalLM")
+
+
+def test_values_wider_than_keys(tmp_path: Path) -> None:
+    assert "v_head_dim 12 above the 8 of keys" in refusal("kimi_linear", tmp_path, v_head_dim=12)
+
+
+@pytest.mark.parametrize(("count", "kind"), [(3, "full"), (4, "sliding"), (9, "sliding")])
+def test_layers_that_read_the_keys_of_none(count: int, kind: str, tmp_path: Path) -> None:
+    said = refusal("gemma4-shared", tmp_path, num_kv_shared_layers=count)
+    assert f"num_kv_shared_layers {count}" in said
+    assert f"'{kind}_attention'" in said
+
+
+def test_tokens_without_vectors_of_layers(tmp_path: Path) -> None:
+    said = refusal("gemma4-shared", tmp_path, vocab_size_per_layer_input=96)
+    assert "vocab_size_per_layer_input 96 is less than the 97 of vocab_size" in said
