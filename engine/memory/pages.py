@@ -22,6 +22,7 @@ class KVCache:
 
     Attributes:
         dtype: of the keys and values that are given and read.
+        device: of the layers, where there are any.
         scales: float32 [2, kv_heads] a layer, where the cache stores float8: what is stored times
             its scale is the key or value. All are powers of two, so that float32 and bfloat16 hold
             every product without rounding, and all kernels see the same numbers. None where keys
@@ -39,6 +40,7 @@ class KVCache:
     ) -> None:
         self.block_size = block_size
         self.dtype = dtype
+        self.device = device
         self.scales = scales
         self.num_blocks = num_blocks
         self.layers = [

@@ -49,6 +49,8 @@ def make_attention(rows: RequestRows, *, invariant: bool = False) -> MakeAttenti
     max_decode_len = rows.drafts.shape[1] + 2 if rows.drafts.shape[1] else 1
 
     def on_cuda(specs: Sequence[AttentionSpec], cache: KVCache) -> AttentionBackend:
+        if not specs:  # of a model in which no layer attends: there are no kernels to make ready
+            return PlainAttention(specs, cache)
         most_keys = rows.block_tables.shape[1] * rows.block_size if invariant else None
         return CudaAttention(
             specs, cache, rows.scratch_row, max_decode_len, invariant_keys=most_keys
@@ -64,7 +66,7 @@ def step_buffers(
 
     Decode steps are captured of any model, with their rows as they are (`DecodeGraphs`).
     """
-    if not model.is_capturable or model.device.type != "cuda":
+    if not model.is_capturable or model.device.type != "cuda" or not model.attention_specs:
         return None
     return StepBuffers.of(model, max_tokens, len(feature_layers_of(speculation)))
 

@@ -65,10 +65,10 @@ class ErrorMeasure:
         """The statement of a model that was loaded; None where nothing of it is quantised.
 
         Args:
-            scales: of keys and values, as of `KVCache`; None where they are not quantised.
+            scales: of keys and values, as of `KVCache`; None or none where they are not quantised.
         """
         reference = self.reference
-        if reference.hidden is None and scales is None:
+        if reference.hidden is None and not scales:
             return None
         with phase("measuring the error of quantization"):
             ids = self._token_ids(model.vocab_size).to(device)

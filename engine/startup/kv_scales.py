@@ -33,7 +33,12 @@ def kv_scales(
 
     Args:
         stored: of each layer what its checkpoint has, which is taken as it is; empty for none.
+
+    Returns:
+        Of each layer float32 [2, kv_heads]; none of a model in which no layer attends.
     """
+    if not model.attention_specs:
+        return []
     known = [own for own in stored if own is not None]
     if known and len(known) == len(stored):
         return known
@@ -56,7 +61,7 @@ def _scales_of(layer: torch.Tensor) -> torch.Tensor:
 @torch.inference_mode()
 def _run(model: CausalLM, cache: KVCache, num_tokens: int) -> None:
     """Run a prompt of arbitrary tokens over the cache's blocks 1, 2, ..."""
-    device = cache.layers[0].device
+    device = cache.device
     ids = torch.arange(num_tokens, device=device) * 7919 % model.vocab_size
     positions = torch.arange(num_tokens, device=device)
     blocks = torch.arange(1, cache.num_blocks, dtype=torch.int32, device=device)

@@ -147,7 +147,7 @@ def measure(runner: ModelRunner, cache: KVCache, limits: Limits) -> MemoryProfil
     Args:
         runner: over a cache of `limits.num_blocks`, which does not count as fixed.
     """
-    device = cache.layers[0].device
+    device = cache.device
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(device)
     large = [_full_step(limits), _prompt_logprobs_step(limits)]

@@ -17,6 +17,7 @@ from engine.models.loader import load_model
 from engine.startup.build import build_engine
 from engine.startup.kv_scales import HEADROOM, _run, _scales_of, kv_scales
 from sampling.params import SamplingParams
+from tests.engine.models.families.hybrid_models import config_of, write_hybrid
 from tests.engine.tiny_models import write_model
 from tests.engine.traffic import FRONTEND, Inbox, request, run
 
@@ -122,3 +123,15 @@ def test_an_engine_takes_the_scales_of_a_checkpoint(folder: Path, tmp_path: Path
     assert np.abs(cut_off[0] - exact[0]).mean() > 3 * np.abs(own[0] - exact[0]).mean()
     _, unrounded = replies(make_engine(tmp_path, "auto"), 1)
     np.testing.assert_array_equal(unrounded[0], exact[0])
+
+
+@pytest.mark.parametrize("family", ["lfm2", "granite"])
+def test_a_model_without_attention_needs_no_scales(family: str, tmp_path: Path) -> None:
+    config = config_of(family)
+    config.layer_types = ["conv" if family == "lfm2" else "linear_attention"] * 4
+    write_hybrid(config, tmp_path)
+    engine = make_engine(tmp_path, "fp8")
+    inbox = Inbox()
+    engine.submit(FRONTEND, request(0, PROMPT[:20], max_tokens=5))
+    run(engine, inbox)
+    assert len(inbox.tokens[0, 0]) == 5

@@ -5,9 +5,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import CacheConfig, ConfigError, EngineConfig, ModelConfig, SchedulerConfig
+from engine.attention.plain import PlainAttention
+from engine.batch import RequestRows
+from engine.config import (
+    CacheConfig,
+    CacheDtype,
+    ConfigError,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+)
+from engine.memory.pages import KVCache
+from engine.startup import assembly
+from engine.startup.assembly import make_attention
 from engine.startup.build import build_engine
-from engine.startup.memory import Limits, MemoryProfile
+from engine.startup.memory import Limits, MemoryProfile, measure
+from tests.engine.models.families.hybrid_models import config_of, write_hybrid
 from tests.engine.tiny_models import write_model
 
 GIB = 1 << 30
@@ -32,6 +45,47 @@ def test_a_model_that_does_not_fit_is_told_with_the_numbers() -> None:
         profile.cache_bytes(0.9)
     for number in ("0.9", "16.00 GiB", "14.40 GiB", "15.00 GiB", "1.00 GiB"):
         assert number in str(error.value)
+
+
+def test_a_cache_without_layers_has_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model in which no layer attends is measured where its cache would be."""
+
+    class AskedError(Exception):
+        """Memory of a device was asked for."""
+
+    def asked(device: torch.device) -> int:
+        raise AskedError(device)
+
+    monkeypatch.setattr(torch.cuda, "memory_allocated", asked)
+    cache = KVCache([], 10, 16, torch.float32, torch.device("meta"))
+    with pytest.raises(AskedError, match="meta"):
+        measure(None, cache, Limits(4, 16, 64, 16))  # type: ignore[arg-type]
+
+
+def test_no_kernels_are_made_ready_for_layers_that_are_not_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = RequestRows(4, 64, 16, torch.device("cpu"), 0)
+    monkeypatch.setattr(rows, "device", torch.device("cuda"))
+    monkeypatch.setattr(assembly, "kernels_run_on", lambda device: True)
+    cache = KVCache([], 10, 16, torch.float32, torch.device("cpu"))
+    assert isinstance(make_attention(rows)([], cache), PlainAttention)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["auto", "fp8"])
+def test_an_engine_of_a_model_without_attention(dtype: CacheDtype, tmp_path: Path) -> None:
+    config = config_of("lfm2")
+    config.layer_types = ["conv"] * 4
+    write_hybrid(config, tmp_path)
+    engine = build_engine(
+        EngineConfig(
+            model=ModelConfig(model=str(tmp_path), dtype="float32"),
+            cache=CacheConfig(memory_utilization=0.5, dtype=dtype),
+            scheduler=SchedulerConfig(max_rows=16, max_step_tokens=256),
+        )
+    )
+    assert engine.stats().failed_steps == 0
 
 
 @pytest.mark.gpu
