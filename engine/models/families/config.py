@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -164,17 +165,29 @@ def rotations(config: Any, width: int | None = None) -> list[RotationSpeeds]:
 
 
 def no_rotations(config: Any) -> list[RotationSpeeds]:
-    """The rotation of each layer of a model without rotations."""
-    return [no_rotation(head_dim(config))] * config.num_hidden_layers
+    """The rotation of each layer of a model without rotations.
+
+    Raises:
+        NotFusedError: a number of lanes is odd.
+    """
+    width = head_dim(config)
+    if width % 2:
+        raise NotFusedError(f"heads of {width} lanes")
+    return [no_rotation(width)] * config.num_hidden_layers
 
 
 def layer_kinds(config: Any, *known: str) -> list[str]:
     """The kind of each layer, by `layer_types`.
 
     Raises:
-        ModelError: one is not known.
+        ModelError: one is not known, or missing.
     """
-    kinds = _own(config, config.layer_types)
+    kinds = _own(config, config.layer_types or [])
+    if len(kinds) < config.num_hidden_layers:
+        raise ModelError(
+            f"config.json: layer_types has {len(kinds)} of {config.num_hidden_layers} layers "
+            f"(num_hidden_layers); {AS_PUBLISHED}"
+        )
     for index, kind in enumerate(kinds):
         if kind not in known:
             raise ModelError(
@@ -201,41 +214,17 @@ def lanes(config: Any, *, interleaved: bool = False) -> torch.Tensor | None:
     return lane_order(width, rotated, interleaved=interleaved)
 
 
+def step_limits(config: Any) -> tuple[float, float]:
+    """The least and the most step size of a state space; null is no limit."""
+    low, high = config.time_step_limit or (0.0, math.inf)
+    return low, high
+
+
 def refuse(config: Any, *names: str) -> None:
     """Raise `NotFusedError` where a config sets one of some flags."""
     for name in names:
         if getattr(config, name, False):
             raise NotFusedError(f"{name} true")
-
-
-def check_sizes(config: Any) -> None:
-    """Refuse sizes of which no layer could be made, before weights of other shapes are met.
-
-    Raises:
-        ModelError: a size is less than 1, or heads do not divide.
-    """
-    names = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"]
-    names += ["num_attention_heads", "num_key_value_heads", "head_dim"]
-    if getattr(config, "use_sliding_window", True):
-        names.append("sliding_window")
-    for name in names:
-        value = _common(config, name)
-        if value is not None and value < 1:
-            raise ModelError(f"config.json: {name} must be at least 1, got {value}; {AS_PUBLISHED}")
-    heads, keys = config.num_attention_heads, _common(config, "num_key_value_heads")
-    if keys is not None and heads % keys:
-        raise ModelError(
-            f"config.json: num_key_value_heads {keys} does not divide the {heads} of "
-            f"num_attention_heads; {AS_PUBLISHED}"
-        )
-
-
-def _common(config: Any, name: str) -> Any:
-    """What a config says of all layers alike; None where it says nothing, or of each its own."""
-    try:
-        return getattr(config, name, None)
-    except RuntimeError:  # transformers': layers differ in it
-        return None
 
 
 def _own(config: Any, types: list[str]) -> list[str]:

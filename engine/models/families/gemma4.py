@@ -8,6 +8,7 @@ from typing import Any
 from engine.errors import ModelError
 from engine.kernels.experts.gates import GELU_TANH
 from engine.kernels.experts.routing import RoutingRules
+from engine.models.families.checks import check_given
 from engine.models.families.config import (
     AS_PUBLISHED,
     NotFusedError,
@@ -34,7 +35,7 @@ OTHERS = ("vision_tower.", "embed_vision.", "audio_tower.", "embed_audio.")
 def gemma4(config: Any) -> DecoderSpec:
     """Attention by the layer's kind and a gated MLP, each between two norms, then a factor."""
     refuse(config, "attention_bias")
-    _check_shared(config)
+    _check(config)
     eps, width = config.rms_norm_eps, config.hidden_size_per_layer_input or 0
     speeds = {kind: _rotation(config, kind) for kind in set(config.layer_types)}
     layers = []
@@ -66,8 +67,9 @@ def gemma4(config: Any) -> DecoderSpec:
     )
 
 
-def _check_shared(config: Any) -> None:
-    """Refuse layers that read keys which none keeps, and tokens without vectors of layers.
+def _check(config: Any) -> None:
+    """Refuse layers that read keys which none keeps, heads that do not divide, and tokens without
+    vectors of layers.
 
     Raises:
         ModelError: it would only show once a step looks for them.
@@ -79,6 +81,13 @@ def _check_shared(config: Any) -> None:
             raise ModelError(
                 f"config.json: num_kv_shared_layers {count} has the last layers read the keys of "
                 f"earlier ones, none of which is of the kind {kind!r}; {AS_PUBLISHED}"
+            )
+    heads = config.num_attention_heads
+    for index in range(config.num_hidden_layers):
+        if heads % (keys := config.per_layer_config[index].num_key_value_heads):
+            raise ModelError(
+                f"config.json: {keys} key heads of layer {index} do not divide the {heads} of "
+                f"num_attention_heads; {AS_PUBLISHED}"
             )
     size = config.vocab_size_per_layer_input
     if config.hidden_size_per_layer_input and size < config.vocab_size:
@@ -124,6 +133,7 @@ def _mlp(config: Any, index: int) -> SublayerSpec:
     )
     if not config.enable_moe_block:
         return mlp
+    check_given(config, "num_experts", "top_k_experts", "moe_intermediate_size")
     if config.hidden_activation != "gelu_pytorch_tanh":
         raise NotFusedError(f"hidden_activation {config.hidden_activation!r} of experts")
     experts = ExpertMlp(

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from engine.errors import ModelError
+from engine.errors import ConfigError, ModelError, kind_and_line
 from engine.models.families.apertus import apertus
+from engine.models.families.checks import check_sizes
 from engine.models.families.cohere import cohere, cohere2
-from engine.models.families.config import NotFusedError, check_sizes, refuse
+from engine.models.families.config import AS_PUBLISHED, NotFusedError, refuse
 from engine.models.families.deepseek import deepseek_v2, deepseek_v3
 from engine.models.families.ernie import ernie4_5, ernie4_5_moe
 from engine.models.families.gemma import gemma, gemma2, gemma3_text
@@ -98,6 +99,11 @@ ARCHITECTURES = {
 }
 DESCRIPTIONS = dict(ARCHITECTURES.values())
 """What describes a decoder, by `model_type`."""
+UNREADABLE = (
+    *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
+    RuntimeError,  # torch's, of shapes, and transformers', of what layers differ in
+)
+"""What reading a value as what it is not raises. There are more wrong values than checks."""
 TESTED_QUANTIZED = {"llama", "mistral", "qwen2", "qwen3", "smollm3"} | {
     *("deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
 }
@@ -132,11 +138,19 @@ def decoder_spec(config: Any) -> DecoderSpec:
     """Describe the decoder of a transformers config.
 
     Raises:
-        ModelError: a size cannot be.
+        ModelError: a size cannot be, or another value is not what the family reads it as.
         NotFusedError: a family does not have what it asks for, see `unfused_reason`.
     """
-    text = config.get_text_config(decoder=True)
-    check_sizes(text)
-    if getattr(text, "use_bidirectional_attention", None) != "vision":  # among images alone
-        refuse(text, "use_bidirectional_attention")
-    return DESCRIPTIONS[config.model_type](text)
+    text, describe = config.get_text_config(decoder=True), DESCRIPTIONS[config.model_type]
+    try:
+        check_sizes(text)
+        if getattr(text, "use_bidirectional_attention", None) != "vision":  # among images alone
+            refuse(text, "use_bidirectional_attention")
+        return describe(text)
+    except ConfigError:  # a ValueError, which says it better
+        raise
+    except UNREADABLE as error:
+        raise ModelError(
+            f"config.json: no layers of {config.model_type} can be made of its values "
+            f"({kind_and_line(error)}); {AS_PUBLISHED}"
+        ) from error

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from engine.errors import ModelError
+
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 """RoPE types whose angles depend on the position alone, up to the model's last position."""
 
@@ -37,7 +39,13 @@ def rotary_dim(config: Any, head_dim: int, layer_type: str | None) -> int:
     """The number of a head's lanes that are rotated."""
     if (own := getattr(config, "qk_rope_head_dim", None)) is not None:
         return int(own)
-    return int(head_dim * rope_parameters(config, layer_type).get("partial_rotary_factor", 1.0))
+    part = rope_parameters(config, layer_type).get("partial_rotary_factor", 1.0)
+    if not 0.0 <= part <= 1.0:
+        raise ModelError(
+            f"config.json: partial_rotary_factor must be from 0 to 1, got {part}; give a config "
+            "as its authors published it"
+        )
+    return int(head_dim * part)
 
 
 def rotation_speeds(config: Any, head_dim: int, layer_type: str | None) -> RotationSpeeds:

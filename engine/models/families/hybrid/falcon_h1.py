@@ -10,6 +10,7 @@ from engine.models.families.config import (
     decoder,
     silu,
     sizes,
+    step_limits,
     whole_heads,
 )
 from engine.models.layers.attention import Attention
@@ -84,7 +85,7 @@ def _space(config: Any) -> StateSpace:
         out_bias=config.projectors_bias,
         norm_groups=config.mamba_n_groups if config.mamba_rms_norm else 0,
         gate_first=not config.mamba_norm_before_gate,
-        dt_limits=tuple(config.time_step_limit),
+        dt_limits=step_limits(config),
         input_scales=tuple(config.ssm_in_multiplier * each for each in config.ssm_multipliers),
         output=AddedOutput(scale=config.ssm_out_multiplier),
     )

@@ -11,6 +11,7 @@ from engine.models.families.config import (
     no_rotations,
     silu,
     sizes,
+    step_limits,
     whole_heads,
 )
 from engine.models.families.granite import granite_decoder
@@ -46,7 +47,7 @@ def granitemoehybrid(config: Any) -> DecoderSpec:
         in_bias=config.mamba_proj_bias,
         out_bias=config.mamba_proj_bias,
         norm_groups=config.mamba_n_groups,
-        dt_limits=tuple(config.time_step_limit),
+        dt_limits=step_limits(config),
         output=output,
     )
     mlp = Mlp(

@@ -15,6 +15,7 @@ from engine.models.families.config import (
     layer_kinds,
     no_rotations,
     sizes,
+    step_limits,
 )
 from engine.models.layers.attention import Attention
 from engine.models.layers.decoder_spec import DecoderSpec, DraftingSpec
@@ -128,5 +129,5 @@ def _space(config: Any, norm: RmsNorm) -> StateSpace:
         in_bias=config.mamba_proj_bias,
         out_bias=config.mamba_proj_bias,
         norm_groups=config.n_groups,
-        dt_limits=tuple(config.time_step_limit),
+        dt_limits=step_limits(config),
     )
