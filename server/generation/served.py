@@ -29,17 +29,23 @@ class ReplyFingerprint:
 
     def __init__(self, head: str, weight_tag: str, tail: str) -> None:
         self._head, self._tail = head, tail
-        self._weight_tag = weight_tag
         self._has_tokens = False
+        self._name(weight_tag)
 
     def note(self, entry: Entry) -> None:
         """Note tokens that came, or an end without any."""
         if entry.num_new or not self._has_tokens:
-            self._weight_tag = entry.output.weight_tag
+            if entry.output.weight_tag != self._weight_tag:
+                self._name(entry.output.weight_tag)
             self._has_tokens = entry.num_new > 0
 
+    def _name(self, weight_tag: str) -> None:
+        self._weight_tag = weight_tag
+        self._text = "-".join(filter(None, (self._head, weight_tag, self._tail)))
+
     def __str__(self) -> str:
-        return "-".join(filter(None, (self._head, self._weight_tag, self._tail)))
+        """Every chunk of a stream asks for it, so it is put together once for each tag."""
+        return self._text
 
 
 @dataclass(frozen=True, kw_only=True)
