@@ -3,6 +3,9 @@
 Imports nothing, so that every module may raise them.
 """
 
+AS_PUBLISHED = "give a config as its authors published it"
+"""What there is to do about a config.json of which no model can be made."""
+
 
 class ConfigError(ValueError):
     """A setting that cannot be served; the message names it, its limit and its value."""

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from engine.errors import ModelError, kind_and_line
+from engine.errors import AS_PUBLISHED, ModelError, kind_and_line
 from engine.models.weights.sources import ANEW, DUMMY_SEED, OTHER_CONFIG, weight_files
 
 
@@ -60,7 +60,7 @@ def dummy_module(
         except Exception as error:  # whatever the architecture's own code raises
             raise ModelError(
                 f"config.json: transformers makes no {config.model_type} of it: "
-                f"{kind_and_line(error)}; give a config as its authors published it"
+                f"{kind_and_line(error)}; {AS_PUBLISHED}"
             ) from error
     return _ready(model, device)
 

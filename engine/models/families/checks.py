@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from engine.errors import ModelError
-from engine.models.families.config import AS_PUBLISHED
+from engine.errors import AS_PUBLISHED, ModelError
 
 UNSAID = object()
 """In place of a value that a config does not have."""
@@ -54,7 +53,7 @@ GRANITE = FamilyNumbers(
     scales=("logits_scaling",), factors=("embedding_multiplier", "residual_multiplier")
 )
 LATENT = FamilyNumbers(
-    sizes=(*("kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "moe_intermediate_size"),),
+    sizes=("kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "moe_intermediate_size"),
     optional=("q_lora_rank",),
 )
 NUMBERS = {

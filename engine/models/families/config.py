@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engine.errors import ModelError
+from engine.errors import AS_PUBLISHED, ModelError
 from engine.models.layers.activation import Activation
 from engine.models.layers.decoder_spec import DecoderSpec
 from engine.models.layers.layer import Layer, SublayerSpec
@@ -24,7 +24,6 @@ from engine.models.layers.rotation import (
 )
 from engine.models.layers.vocabulary import LmHead, TokenEmbedding
 
-AS_PUBLISHED = "give a config as its authors published it"
 ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.errors import ModelError
+from engine.errors import AS_PUBLISHED, ModelError
 from engine.kernels.experts.gates import GELU_TANH
 from engine.kernels.experts.routing import RoutingRules
 from engine.models.families.checks import check_given
 from engine.models.families.config import (
-    AS_PUBLISHED,
     NotFusedError,
     activation,
     decoder,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from engine.errors import ConfigError, ModelError, kind_and_line
+from engine.errors import AS_PUBLISHED, ConfigError, ModelError, kind_and_line
 from engine.models.families.apertus import apertus
 from engine.models.families.checks import check_sizes
 from engine.models.families.cohere import cohere, cohere2
-from engine.models.families.config import AS_PUBLISHED, NotFusedError, refuse
+from engine.models.families.config import NotFusedError, refuse
 from engine.models.families.deepseek import deepseek_v2, deepseek_v3
 from engine.models.families.ernie import ernie4_5, ernie4_5_moe
 from engine.models.families.gemma import gemma, gemma2, gemma3_text

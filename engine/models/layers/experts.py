@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from engine.adapters.parts import ExpertModules
-from engine.errors import ModelError
+from engine.errors import AS_PUBLISHED, ModelError
 from engine.kernels.experts.adapted import ExpertAdapters
 from engine.kernels.experts.gates import SILU, num_products
 from engine.kernels.experts.layer import Experts, Latent, Router
@@ -88,15 +88,15 @@ class ExpertMlp(SublayerSpec):
         if not 1 <= top_k <= self.num_experts:
             raise ModelError(
                 f"config.json: num_experts_per_tok must be from 1 to the number of experts "
-                f"({self.num_experts}), got {top_k}; give a config as its authors published it"
+                f"({self.num_experts}), got {top_k}; {AS_PUBLISHED}"
             )
         if groups > 1 and (
             self.num_experts % groups or not top_k * groups <= taken * self.num_experts
         ):
             raise ModelError(
                 f"config.json: {taken} (topk_group) of {groups} groups (n_group) of "
-                f"{self.num_experts} experts do not hold the {top_k} that a token takes; give a "
-                "config as its authors published it"
+                f"{self.num_experts} experts do not hold the {top_k} that a token takes; "
+                f"{AS_PUBLISHED}"
             )
 
     @property

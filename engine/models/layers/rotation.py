@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.errors import ModelError
+from engine.errors import AS_PUBLISHED, ModelError
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 """RoPE types whose angles depend on the position alone, up to the model's last position."""
@@ -42,8 +42,7 @@ def rotary_dim(config: Any, head_dim: int, layer_type: str | None) -> int:
     part = rope_parameters(config, layer_type).get("partial_rotary_factor", 1.0)
     if not 0.0 <= part <= 1.0:
         raise ModelError(
-            f"config.json: partial_rotary_factor must be from 0 to 1, got {part}; give a config "
-            "as its authors published it"
+            f"config.json: partial_rotary_factor must be from 0 to 1, got {part}; {AS_PUBLISHED}"
         )
     return int(head_dim * part)
 
