@@ -75,6 +75,8 @@ def begin_compiling(config: EngineConfig, device: torch.device) -> Compilation |
 def _launch_attention(config: EngineConfig, model: ExpectedModel, device: torch.device) -> None:
     """Launch what `CudaAttention` launches when it is made, over a cache of one block."""
     specs, is_fp8 = model.attention_specs, config.cache.dtype == "fp8"
+    if not specs:  # no layer attends
+        return
     scales = [torch.ones(2, spec.num_kv_heads, device=device) for spec in specs] if is_fp8 else None
     cache = KVCache(specs, 1, config.cache.block_size, model.dtype, device, scales)
     launch_kernels(specs, cache)

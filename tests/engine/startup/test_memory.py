@@ -22,6 +22,7 @@ from engine.startup.build import build_engine
 from engine.startup.memory import Limits, MemoryProfile, measure
 from tests.engine.models.families.hybrid_models import config_of, write_hybrid
 from tests.engine.tiny_models import write_model
+from tests.engine.traffic import FRONTEND, Inbox, request, run
 
 GIB = 1 << 30
 
@@ -85,6 +86,11 @@ def test_an_engine_of_a_model_without_attention(dtype: CacheDtype, tmp_path: Pat
             scheduler=SchedulerConfig(max_rows=16, max_step_tokens=256),
         )
     )
+    inbox = Inbox()
+    for handle, length in enumerate((20, 3, 100)):
+        engine.submit(FRONTEND, request(handle, [5] * length, max_tokens=5))
+    run(engine, inbox)
+    assert [len(inbox.tokens[handle, 0]) for handle in range(3)] == [5, 5, 5]
     assert engine.stats().failed_steps == 0
 
 
