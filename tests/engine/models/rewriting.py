@@ -105,7 +105,7 @@ def assert_holds(named: NamedWeights, tensors: Tensors) -> None:
         wanted, held = tensors[name], weight.read()
         assert weight.shape == held.shape == wanted.shape, name
         assert weight.dtype == held.dtype == wanted.dtype, name
-        assert torch.equal(_bytes(held), _bytes(wanted)), name
+        assert torch.equal(_bytes(held.cpu()), _bytes(wanted)), name
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

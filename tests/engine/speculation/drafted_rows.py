@@ -224,6 +224,9 @@ class DraftedRows:
             else:
                 kept = self.drafter.draft_logits[i, depth].cpu()
                 wanted = (expected / temperature).float()
-                torch.testing.assert_close(kept, wanted, atol=2e-5, rtol=1e-4)
+                # A logit is off by what the products that it is a sum of are, however small it is:
+                # hidden states after seven layers in float32 are right to about 1e-5.
+                atol = 4e-5 * float(wanted[wanted.isfinite()].abs().max())
+                torch.testing.assert_close(kept, wanted, atol=atol, rtol=0.0)
                 assert kept[draft] > -torch.inf
             self.num_checked += 1

@@ -63,6 +63,7 @@ class CapturedMlp:
         generator = torch.Generator("cuda").manual_seed(num_tokens)
         shape = (2, num_tokens, model.hidden_size)
         x, residual = torch.randn(shape, generator=generator, device="cuda").to(model.dtype)
+        self._inputs = x, residual  # replays read them
 
         def run() -> torch.Tensor:
             out: torch.Tensor = sublayer((x.clone(), residual.clone()), None)[0]
