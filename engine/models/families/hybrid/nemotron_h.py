@@ -126,8 +126,8 @@ def _space(config: Any, norm: RmsNorm) -> StateSpace:
         conv_width=config.conv_kernel,
         eps=config.layer_norm_epsilon,
         conv_bias=config.use_conv_bias,
-        in_bias=config.mamba_proj_bias,
-        out_bias=config.mamba_proj_bias,
+        in_bias=config.use_bias,
+        out_bias=config.use_bias,
         norm_groups=config.n_groups,
         dt_limits=step_limits(config),
     )

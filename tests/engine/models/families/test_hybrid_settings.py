@@ -27,6 +27,8 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-groups": ("granite", {"mamba_n_groups": 2}),
     "granite-rotated": ("granite", {"position_embedding_type": "rope"}),
     "nemotron-tied": ("nemotron_h", {"tie_word_embeddings": True}),
+    "nemotron-bias": ("nemotron_h", {"use_bias": True}),
+    "nemotron-other-bias": ("nemotron_h", {"mamba_proj_bias": True}),
     # Of Qwen3-Next's config; transformers does not read them here.
     "qwen3.5-expert-settings": (
         "qwen3_5_experts",
