@@ -12,7 +12,6 @@ KERNEL_TESTS = tests/engine/kernels tests/engine/runner/graphs/test_decode_step.
     tests/engine/runner/graphs/test_whole_graphs.py \
     $(shell find tests/sampling -name '*_kernels.py')
 HOST_TESTS = tests/server tests/engine/planning tests/engine/scoring $(wildcard tests/engine/test_*.py)
-COVERAGE ?=
 
 .PHONY: serve setup install skeleton test coverage test-gpu test-slow mutants kernels kernel-pack compile-kernels \
     lint check format openapi docs bench-gpu clean
@@ -51,14 +50,13 @@ test coverage: export OMP_NUM_THREADS = 1
 PLAIN := $(BIN)/python -m pytest -n auto --dist loadfile
 test: $(READY)
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n auto $(KERNEL_TESTS)
-	$(PLAIN) $(COVERAGE) $(HOST_TESTS)
-	$(PLAIN) $(HOST_TESTS:%=--ignore=%)
+	$(PLAIN)
 
-# `test`, and the lines that the tests of code without tensors did not reach. Counting lines costs
-# Python 3.11 half as much CPU time again; of arithmetic, where the other tests' time goes, it says
-# little.
-coverage:
-	$(MAKE) test COVERAGE='--cov=server --cov=engine.planning --cov=engine.scoring --cov-report=term'
+# The lines that the tests of code without tensors do not reach. Counting lines costs Python 3.11
+# half as much CPU time again; of arithmetic, where the other tests' time goes, it says little.
+COUNTED := --cov=server --cov=engine.planning --cov=engine.scoring
+coverage: $(READY)
+	$(PLAIN) $(COUNTED) --cov-report=term $(HOST_TESTS)
 
 # Minutes long: ten thousand requests with clients hanging up, a schema fuzzer, the wheel.
 test-slow: $(READY)
