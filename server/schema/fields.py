@@ -7,7 +7,15 @@ import binascii
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    WithJsonSchema,
+    WrapValidator,
+)
 from pydantic_core import CoreSchema, core_schema
 
 from sampling.params import SEED_MAX, SEED_MIN, LogprobsMode
@@ -69,6 +77,18 @@ def _one_or_many(value: Any) -> Any:
     if not isinstance(value, list):
         raise ValueError(f"must be a string or a list of strings, got {shown(value)}")
     return value
+
+
+def list_or(other: Any, listed: Any) -> WrapValidator:
+    """What reads a list as `listed` and anything else as `other`, without their union, whose errors
+    would name its members."""
+    of_list, of_other = TypeAdapter[Any](listed), TypeAdapter[Any](other)
+
+    def read(value: Any, _: object) -> Any:
+        reader = of_list if isinstance(value, list) else of_other
+        return reader.validate_python(value, strict=True)
+
+    return WrapValidator(read)
 
 
 StopField = Annotated[

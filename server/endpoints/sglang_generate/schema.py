@@ -17,6 +17,7 @@ from server.schema.fields import (
     Priority,
     Seed,
     StopField,
+    list_or,
 )
 from server.schema.generation import ExplicitIds, StopTokenIds
 
@@ -86,15 +87,18 @@ class GenerateRequest(BodyModel):
 
     text: PromptField | None = Field(None, description="A text or several.")
     input_ids: PromptField | None = Field(None, description="Token ids, or several lists of them.")
-    sampling_params: GenerateParams | list[GenerateParams] | None = Field(
-        None, description="How tokens are drawn; a list must hold the same for every prompt."
-    )
-    rid: str | list[str] | None = Field(
+    sampling_params: (
+        Annotated[
+            GenerateParams | list[GenerateParams], list_or(GenerateParams, list[GenerateParams])
+        ]
+        | None
+    ) = Field(None, description="How tokens are drawn; a list must hold the same for every prompt.")
+    rid: Annotated[str | list[str], list_or(str, list[str])] | None = Field(
         None,
         description="Names the requests, by which they may be aborted: a list has a name for each "
         "prompt.",
     )
-    return_logprob: bool | list[bool] | None = Field(
+    return_logprob: Annotated[bool | list[bool], list_or(bool, list[bool])] | None = Field(
         None, description="The reply shows the logprob of each generated token."
     )
     logprob_start_len: int | None = Field(

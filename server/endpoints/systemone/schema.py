@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from server.endpoints.decisions.question import MAX_CHOICES, MAX_LEVELS, MAX_ORDERS, MAX_QUESTIONS
 from server.endpoints.decisions.schema import MAX_JSON_DEPTH, ReadingFields
 from server.schema.base import BodyModel, FieldNames, TypedModel, is_deeper, shown
-from server.schema.fields import MAX_NAME_CHARS, ModelName
+from server.schema.fields import MAX_NAME_CHARS, ModelName, list_or
 
 _OPTIONAL = frozenset(("instructions",))
 _BOTH = frozenset(("instructions", "criteria"))
@@ -54,9 +54,14 @@ class SystemOneQuestion(TypedModel):
     instructions: Annotated[Any, AfterValidator(_question_text)] = Field(
         None, description="The question: a text, or JSON that is shown as text."
     )
-    criteria: Annotated[
-        dict[str, str | None] | list[str] | None, BeforeValidator(_not_too_many)
-    ] = Field(
+    criteria: (
+        Annotated[
+            dict[str, str | None] | list[str],
+            list_or(dict[str, str | None], list[str]),
+            BeforeValidator(_not_too_many),
+        ]
+        | None
+    ) = Field(
         None,
         description="Of a noul what true and false mean; of a choice each option's description or "
         "null; of a score the levels' descriptions, from the lowest to the highest.",

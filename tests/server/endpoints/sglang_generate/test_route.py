@@ -198,3 +198,25 @@ async def test_bad_fields_are_named(site: Site, body: dict[str, Any], param: str
     reply = await site.client.post("/generate", json=body)
     assert reply.status_code == 400
     assert (error_of(reply)["param"] or "").startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"sampling_params": {"seed": 1}}, "sampling_params.seed", "unknown field"),
+        ({"sampling_params": {"top_p": 2}}, "sampling_params.top_p", "must be at most 1, got 2"),
+        ({"sampling_params": [{"n": 0}]}, "sampling_params[0].n", "must be at least 1, got 0"),
+        ({"sampling_params": 5}, "sampling_params", "must be an object, got 5"),
+        ({"rid": 5}, "rid", "must be a string, got 5"),
+        ({"rid": ["a", 5]}, "rid[1]", "must be a string, got 5"),
+        ({"return_logprob": "x"}, "return_logprob", 'must be true or false, got "x"'),
+    ],
+)
+async def test_what_may_be_a_list_is_named_without_its_types(
+    site: Site, fields: dict[str, Any], param: str, words: str
+) -> None:
+    reply = await site.client.post("/generate", json={"text": "x", **fields})
+    error = error_of(reply)
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert words in error["message"]
+    assert ";" not in error["message"], "the type that the value is not of has nothing to say"

@@ -161,6 +161,9 @@ REFUSALS: list[tuple[dict[str, Any], list[str | int], str]] = [
         ["questions", "a", "criteria"],
         "at most 255 options or levels, got 256",
     ),
+    (one(type="choice", criteria=5), ["questions", "a", "criteria"], "must be an object, got 5"),
+    (one(type="choice", criteria={"x": 5}), ["questions", "a", "criteria", "x"], "got 5"),
+    (one(type="score", criteria=["x", 5]), ["questions", "a", "criteria", 1], "got 5"),
     (one(type="noul", instructions="x" * 90_000), ["questions", "a"], "got at least "),
     ({"temperature": 1}, ["temperature"], "unknown field"),
 ]
