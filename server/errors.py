@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -129,6 +131,19 @@ class ClientNames(dict[str, str]):
         """A 400 about a field of a spec: the client's name of it, then these words."""
         name = self[field]
         return bad_request(name, f"{name} {words}", code)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Let what is refused within by the name of a spec's field have the client's name of it."""
+        try:
+            yield
+        except ApiError as error:
+            field = re.split(r"[.\[]", error.param or "", maxsplit=1)[0]
+            if error.param is not None and field in self:
+                error.param = self[field] + error.param.removeprefix(field)
+                if error.message.startswith(field):
+                    error.message = self[field] + error.message.removeprefix(field)
+            raise
 
 
 def too_long(field: str, num_tokens: str, max_model_len: int) -> ApiError:

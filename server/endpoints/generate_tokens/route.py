@@ -11,7 +11,7 @@ from server.endpoints.answer import answer
 from server.endpoints.generate_tokens.render import TokenChunkWriter, TokenRenderer
 from server.endpoints.generate_tokens.reply_schema import GenerateTokensReply
 from server.endpoints.generate_tokens.schema import GenerateTokensRequest
-from server.endpoints.generate_tokens.spec import tokens_spec
+from server.endpoints.generate_tokens.spec import NAMES, tokens_spec
 from server.endpoints.plain import PlainRoute
 from server.generation.generation import Generation
 from server.generation.prepare import prepare
@@ -33,7 +33,8 @@ async def generated(request: Request, kind: type[TokenRenderer]) -> Response:
     """The reply of a renderer to a request for token ids."""
     context = context_of(request)
     body = await context.bodies.read(request, GenerateTokensRequest)
-    spec = await tokens_spec(body, context, reply_id("", body.request_id, request.scope))
-    prepared = await prepare(spec, context)
+    with NAMES.used():
+        spec = await tokens_spec(body, context, reply_id("", body.request_id, request.scope))
+        prepared = await prepare(spec, context)
     renderer = kind(prepared, body)
     return await answer(Generation(prepared), renderer, request, TokenChunkWriter)

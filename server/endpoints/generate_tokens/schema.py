@@ -16,10 +16,7 @@ from server.schema.generation import RequestFields, TextFields
 from server.schema.ids import TokenIdArray
 from server.schema.structured import StructuredOutputs
 
-_OF_PARAMS = (
-    *("n", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs", "ignore_eos"),
-    *("top_k", "logprobs_mode", "prompt_logprob_start"),
-)
+_OF_PARAMS = (*TextFields.model_fields, "logprobs", "structured_outputs")
 
 
 class TokenSamplingParams(TextFields):

@@ -12,7 +12,7 @@ from server.endpoints.plain import PlainRoute
 from server.endpoints.sglang_generate.render import GenerateRenderer, GenerateWriter
 from server.endpoints.sglang_generate.reply_schema import GenerateReplies
 from server.endpoints.sglang_generate.schema import GenerateRequest
-from server.endpoints.sglang_generate.spec import generate_spec
+from server.endpoints.sglang_generate.spec import NAMES, generate_spec
 from server.generation.generation import Generation
 from server.generation.prepare import prepare
 from server.http.account import reply_id
@@ -29,7 +29,8 @@ async def generate(request: Request) -> Response:
     context = context_of(request)
     body = await context.bodies.read(request, GenerateRequest)
     given = body.rid if isinstance(body.rid, str) else None
-    spec = await generate_spec(body, context, reply_id("", given, request.scope))
-    prepared = await prepare(spec, context)
+    with NAMES.used():
+        spec = await generate_spec(body, context, reply_id("", given, request.scope))
+        prepared = await prepare(spec, context)
     renderer = GenerateRenderer(prepared, body)
     return await answer(Generation(prepared), renderer, request, GenerateWriter)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import orjson
 
 from engine.messages.request import PromptLogprobsParams, RoutesParams
 from sampling.params import SamplingParams
@@ -19,19 +18,21 @@ from server.generation.support import with_support
 from server.generation.translation import Translation
 from server.schema.base import validate
 from server.schema.structured import StructuredOutputs
-from server.structured.spec import Constraints
+from server.structured.spec import Constraints, GrammarSpec
 from server.structured.wanted import wanted_grammar
 
 DEFAULT_MAX_NEW_TOKENS = 128
 
 NAMES = ClientNames(
+    {name: f"sampling_params.{name}" for name in GenerateParams.model_fields},
     max_tokens="sampling_params.max_new_tokens",
     min_tokens="sampling_params.min_new_tokens",
-    ignore_eos="sampling_params.ignore_eos",
-    n="sampling_params.n",
     logprobs="top_logprobs_num",
+    logprob_token_ids="token_ids_logprob",
     routes_start="routed_experts_start_len",
 )
+_GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+"""Fields of grammars, and what `structured_outputs` calls them."""
 
 
 async def generate_spec(
@@ -41,7 +42,7 @@ async def generate_spec(
     prompts, names = _prompts(body)
     wanted = _one_for_all(body.sampling_params) or GenerateParams.model_validate({})
     shows = _one_for_all(body.return_logprob) or False
-    constraints = Constraints(wanted_grammar(None, _grammar(wanted)))
+    constraints = Constraints(_grammar(wanted))
     asked = (body.top_logprobs_num or 0) if shows else None
     translation = Translation(served=served, names=NAMES, reply_id=reply_id)
     params = await translation.params(
@@ -114,20 +115,17 @@ def _one_for_all(value: Any) -> Any:
     return value[0] if value else None
 
 
-def _grammar(wanted: GenerateParams) -> StructuredOutputs | None:
-    kinds = {"json": wanted.json_schema, "regex": wanted.regex, "grammar": wanted.ebnf}
-    given = {name: value for name, value in kinds.items() if value is not None}
+def _grammar(wanted: GenerateParams) -> GrammarSpec | None:
+    given = {name: value for name in _GRAMMARS if (value := getattr(wanted, name)) is not None}
     if not given:
         return None
     if len(given) > 1:
         raise bad_request("sampling_params", "only one of json_schema, regex and ebnf may be given")
-    if "json" in given:
-        try:
-            given["json"] = orjson.loads(given["json"])
-        except orjson.JSONDecodeError as error:
-            words = f"sampling_params.json_schema is not valid JSON: {error}"
-            raise bad_request("sampling_params.json_schema", words) from None
-    return validate(StructuredOutputs, given)
+    ((name, value),) = given.items()
+    kind, param = _GRAMMARS[name], f"sampling_params.{name}"
+    with ClientNames({kind: param}).used():
+        spec = wanted_grammar(None, validate(StructuredOutputs, {kind: value}))
+    return spec and msgspec.structs.replace(spec, param=param)
 
 
 def _shown(body: GenerateRequest, *, shows: bool) -> dict[str, Any]:

@@ -262,6 +262,13 @@ async def test_the_mask_has_what_could_have_been_drawn() -> None:
         ({"sampling_params": {"max_tokens": 100000}}, "sampling_params.max_tokens"),
         ({"sampling_params": {"logprobs": 21}}, "sampling_params.logprobs"),
         ({"sampling_params": {"temprature": 1}}, "sampling_params.temprature"),
+        ({"sampling_params": {"stop_token_ids": [300]}}, "sampling_params.stop_token_ids"),
+        ({"sampling_params": {"logit_bias": {"300": 1}}}, "sampling_params.logit_bias"),
+        ({"sampling_params": {"logprobs_dtype": "float16"}}, "sampling_params.logprobs_dtype"),
+        (
+            {"sampling_params": {"structured_outputs": {"regex": "("}}},
+            "sampling_params.structured_outputs.regex",
+        ),
         ({"features": {}}, "features"),
         ({"output_mode": "derender"}, "output_mode"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),

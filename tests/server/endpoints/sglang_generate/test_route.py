@@ -210,13 +210,21 @@ async def test_bad_fields_are_named(site: Site, body: dict[str, Any], param: str
         ({"rid": 5}, "rid", "must be a string, got 5"),
         ({"rid": ["a", 5]}, "rid[1]", "must be a string, got 5"),
         ({"return_logprob": "x"}, "return_logprob", 'must be true or false, got "x"'),
+        ({"sampling_params": {"stop_token_ids": [300]}}, "sampling_params.stop_token_ids", "300"),
+        ({"sampling_params": {"logit_bias": {"300": 1}}}, "sampling_params.logit_bias", "300"),
+        ({"sampling_params": {"json_schema": "5"}}, "sampling_params.json_schema", "got 5"),
+        ({"sampling_params": {"json_schema": "null"}}, "sampling_params.json_schema", "got null"),
+        ({"sampling_params": {"regex": "("}}, "sampling_params.regex", "unclosed group"),
+        ({"sampling_params": {"ebnf": "("}}, "sampling_params.ebnf", "is no GBNF"),
+        ({"return_logprob": True, "token_ids_logprob": [300]}, "token_ids_logprob", "id 300"),
     ],
 )
-async def test_what_may_be_a_list_is_named_without_its_types(
+async def test_a_field_is_named_as_its_clients_have_it(
     site: Site, fields: dict[str, Any], param: str, words: str
 ) -> None:
     reply = await site.client.post("/generate", json={"text": "x", **fields})
     error = error_of(reply)
     assert (reply.status_code, error["param"]) == (400, param)
     assert words in error["message"]
-    assert ";" not in error["message"], "the type that the value is not of has nothing to say"
+    assert param in error["message"]
+    assert "be a list" not in error["message"], "of types that the value is not nothing is said"
