@@ -22,6 +22,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
         num_prompt_top: top tokens in `prompt_logprobs`; None for none.
         prompt_explicit_ids: ids reported at each prompt position, int32 [J] or [positions, J].
         prompt_logprobs: what the engine reports of the prompt, for `echo` too.
+        first_unvalued: the token before those of the prompt that have values is shown, without one.
         next_token_only: nothing is generated; the next token's logprobs come from a token that is
             drawn and dropped.
         silent_ends: ids that end a choice with a null `stop_reason`.
@@ -49,6 +50,7 @@ class ReplyForm(msgspec.Struct, frozen=True):
     num_prompt_top: int | None = None
     prompt_explicit_ids: Int32Array | None = None
     prompt_logprobs: PromptLogprobsParams | None = None
+    first_unvalued: bool = False
     tokens_as_ids: bool = False
     return_token_ids: bool = False
     skip_special_tokens: bool = True

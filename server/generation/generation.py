@@ -116,7 +116,7 @@ class Generation:
         prepared, spec = self.prepared, self.prepared.spec
         wanted = spec.form.prompt_logprobs
         if wanted is not None and wanted.start >= len(prompt.token_ids):
-            wanted = None  # nothing precedes a lone token
+            wanted = None  # none of the tokens that are asked for has a value
         return Request(
             handle=self._engine.new_handle(),
             prompt_token_ids=prompt.token_ids,

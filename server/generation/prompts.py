@@ -99,9 +99,7 @@ def _check_prompt(spec: GenerationSpec, prompt: Prompt) -> None:
             param = "prompt_logprob_token_ids"
             raise bad_request(param, f"{param} {words}")
     # A prompt of one token has no logprobs to show: 1, the default, is right for it too.
-    if wanted.start > 1 and wanted.start >= prompt_len:
-        raise bad_request(
-            "prompt_logprob_start",
-            f"prompt_logprob_start must be below the prompt's {prompt_len} tokens, "
-            f"got {wanted.start}",
-        )
+    start, least = (wanted.start - 1, 0) if spec.form.first_unvalued else (wanted.start, 1)
+    if start > least and start >= prompt_len:
+        words = f"must be below the prompt's {prompt_len} tokens, got {start}"
+        raise names.refuse("prompt_logprob_start", words)

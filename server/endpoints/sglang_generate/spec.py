@@ -29,6 +29,7 @@ NAMES = ClientNames(
     min_tokens="sampling_params.min_new_tokens",
     logprobs="top_logprobs_num",
     logprob_token_ids="token_ids_logprob",
+    prompt_logprob_start="logprob_start_len",
     routes_start="routed_experts_start_len",
 )
 _GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
@@ -162,6 +163,7 @@ async def _form(
         silent_ends=frozenset(),
         include_stop=bool(wanted.no_stop_trim),
         prompt_logprobs=prompt,
+        first_unvalued=True,
         return_token_ids=True,
         skip_special_tokens=wanted.skip_special_tokens is not False,
         spaces_between=wanted.spaces_between_special_tokens is not False,

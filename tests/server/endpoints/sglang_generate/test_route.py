@@ -111,6 +111,20 @@ async def test_logprobs_of_the_prompt_begin_without_a_value(site: Site) -> None:
     assert meta["completion_tokens"] == 0
 
 
+@pytest.mark.parametrize("prompt", [PROMPT, [65]])
+async def test_the_last_token_of_the_prompt_alone(site: Site, prompt: list[int]) -> None:
+    asked: dict[str, Any] = {"input_ids": prompt, "sampling_params": {"max_new_tokens": 1}}
+    asked |= {"return_logprob": True, "top_logprobs_num": 1}
+    meta = (await generated(site, **asked, logprob_start_len=len(prompt) - 1))["meta_info"]
+    assert meta["input_token_logprobs"] == [[None, prompt[-1], None]]
+    assert meta["input_top_logprobs"] == [None]
+    assert len(meta["output_token_logprobs"]) == 1
+    reply = await site.client.post("/generate", json=asked | {"logprob_start_len": len(prompt)})
+    error = error_of(reply)
+    assert (reply.status_code, error["param"]) == (400, "logprob_start_len")
+    assert f"below the prompt's {len(prompt)} tokens, got {len(prompt)}" in error["message"]
+
+
 async def test_batches_are_lists_in_order(site: Site) -> None:
     params = {"max_new_tokens": 1}
     batch = await generated(
