@@ -25,7 +25,7 @@ def source_of(spec: GrammarSpec, special_ids: Mapping[str, int]) -> str:
     """
     match spec.kind:
         case "regex":
-            return _serialized([{"lark_grammar": f"start: {regex(spec.value)}"}])
+            return _serialized([{"lark_grammar": f"start: {regex(spec.value, spec.param)}"}])
         case "choice":
             return _serialized([{"lark_grammar": choice(spec.value)}])
         case "grammar":

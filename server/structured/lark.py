@@ -33,8 +33,12 @@ def choice(texts: Iterable[str]) -> str:
     return "start: CHOICE\nCHOICE: " + " | ".join(map(literal, texts))
 
 
-def regex(pattern: str) -> str:
-    """A regular expression as Lark writes it."""
+def regex(pattern: str, param: str) -> str:
+    """A regular expression as Lark writes it; raises `ApiError` for an escape of nothing."""
+    # llguidance would leave it out.
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        words = "is refused: a backslash at the end escapes nothing"
+        raise bad_request(param, f"{param} {words}", "grammar_refused")
     grammars = orjson.loads(LLMatcher.grammar_from_regex(pattern))["grammars"]
     lark: str = grammars[0]["lark_grammar"]
     return lark.removeprefix("start: ")

@@ -102,10 +102,10 @@ class TagWriter:
         return self._rule(json_value(schema, self._whitespace, where))
 
     def _regex(self, wanted: dict[str, Any], param: str, last: bool) -> str:
-        pattern = _string(wanted, "pattern", param)
+        pattern, where = _string(wanted, "pattern", param), f"{param}.pattern"
         if wanted.get("json_string"):
-            pattern = _within_json(lambda own: JsonRegex(own).pattern, pattern, f"{param}.pattern")
-        return self._rule(regex(pattern))
+            pattern = _within_json(lambda own: JsonRegex(own).pattern, pattern, where)
+        return self._rule(regex(pattern, where))
 
     def _grammar(self, wanted: dict[str, Any], param: str, last: bool) -> str:
         name = f"g{len(self._grammars)}"

@@ -133,6 +133,7 @@ class TestOtherKinds:
     [
         ("regex", "(?=a)b", "look-around"),
         ("regex", "[", "unclosed"),
+        ("regex", "a\\", "a backslash at the end escapes nothing"),
         ("regex", "(" * 3000 + ")" * 3000, "nested"),
         ("regex", r"(a)\1", "backreferences"),
         ("grammar", "start: start", "matches no text"),
