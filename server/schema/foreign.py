@@ -153,8 +153,11 @@ def _reasoning(body: Fields, name: str, value: Any) -> None:
         _thinking(body, f"{name}.enabled", value["enabled"])
     if value.get("max_tokens") is not None:
         _set(body, "thinking_token_budget", f"{name}.max_tokens", value["max_tokens"])
-    if value.get("exclude") is not None:
-        _set(body, "include_reasoning", f"{name}.exclude", not value["exclude"])
+    if (excludes := value.get("exclude")) is not None:
+        if not isinstance(excludes, bool):
+            words = f"{name}.exclude must be true or false, got {shown(excludes)}"
+            raise bad_request(f"{name}.exclude", words)
+        _set(body, "include_reasoning", f"{name}.exclude", not excludes)
 
 
 def _reasoning_format(body: Fields, name: str, value: Any) -> None:

@@ -113,6 +113,7 @@ def test_an_expression_as_a_response_format() -> None:
     [
         ({"thinking": "yes"}, "thinking must be true, false or"),
         ({"reasoning": {"tokens": 5}}, "reasoning must be an object of effort, enabled"),
+        ({"reasoning": {"exclude": "false"}}, "reasoning.exclude must be true or false, got"),
         ({"reasoning_format": "xml"}, 'reasoning_format must be "auto", "deepseek"'),
         (
             {"reasoning": {"effort": "low"}, "reasoning_effort": "high"},
