@@ -63,7 +63,8 @@ class AwaitedGrammars:
         self._held.append(AwaitedGrammar(choices, compiled))
         self._compiled.update((choice, compiled) for choice in choices)
         self._waiting.update(choices)
-        self.has_compiled |= compiled.matcher.done()
+        if compiled.matcher.done():  # it is set only: the compile may end meanwhile, and set it too
+            self.has_compiled = True
 
     def _note_compiled(self) -> None:
         self.has_compiled = True

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
 from engine.config import GrammarLimits, StructuredConfig
 from engine.structured import compiler as compiler_module
+from engine.structured.awaited import AwaitedGrammars
 from engine.structured.compiler import SHARED, GrammarCompiler, GrammarError
 from tests.engine.structured.constrained import ll_tokenizer, of_json, of_regex, of_schema
 
@@ -88,3 +91,24 @@ def test_a_compile_that_raises_still_ends(monkeypatch: pytest.MonkeyPatch) -> No
     compiler, ended = make()
     assert isinstance(compiler.compile("x").matcher.exception(timeout=30), RuntimeError)
     assert ended.acquire(timeout=30)
+
+
+class EndsWhenAsked(Future[LLMatcher]):
+    """Ends right after it has said that it has not."""
+
+    def done(self) -> bool:
+        has_ended = super().done()
+        if not has_ended:
+            self.set_result(LLMatcher(ll_tokenizer(), of_regex("a")))
+        return has_ended
+
+
+def test_a_compile_that_ends_while_its_choices_are_held_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, matcher = StructuredConfig(tokenizer="none"), EndsWhenAsked()
+    awaited = AwaitedGrammars(config, ll_tokenizer(), max_rows=1, max_shares=1)
+    monkeypatch.setattr(awaited.compiler._threads, "submit", lambda *_: matcher)
+    awaited.hold([], of_regex("a"))
+    assert awaited.has_compiled, "the loop would sleep for ever"
+    assert [held.compiled.matcher for held in awaited.take()] == [matcher]
