@@ -129,6 +129,8 @@ class DecisionItem(TypedModel):
 def _as_items(value: Any) -> Any:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise ValueError(f"must be a text or a list of items, got {shown(value)}")
     return value
 
 

@@ -8,7 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from server.errors import ClientNames
-from server.schema.base import BodyModel, FieldNames, InnerModel, ReplayedModel, TypedModel
+from server.schema.base import (
+    BodyModel,
+    FieldNames,
+    InnerModel,
+    ReplayedModel,
+    TypedModel,
+    shown,
+)
 from server.schema.fields import (
     MAX_STOP_STRINGS,
     Accepted,
@@ -29,7 +36,11 @@ _CACHE = frozenset(("cache_control",))
 
 
 def _as_blocks(value: Any) -> Any:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if not isinstance(value, list):
+        raise ValueError(f"must be a text or a list of blocks, got {shown(value)}")
+    return value
 
 
 class TextBlock(TypedModel):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from server.schema.base import FieldNames, TypedModel
+from server.schema.base import FieldNames, TypedModel, shown
 from server.schema.fields import Accepted, NotYet
 
 MAX_ITEMS = 8192
@@ -42,7 +42,11 @@ class ItemPart(TypedModel):
 
 
 def _as_parts(value: Any) -> Any:
-    return [{"type": "input_text", "text": value}] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return [{"type": "input_text", "text": value}]
+    if not isinstance(value, list):
+        raise ValueError(f"must be a text or a list of parts, got {shown(value)}")
+    return value
 
 
 Parts = Annotated[
@@ -110,7 +114,7 @@ def _as_items(value: Any) -> Any:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
-        return value
+        raise ValueError(f"must be a text or a list of items, got {shown(value)}")
     return [_as_reference(item) for item in value]
 
 

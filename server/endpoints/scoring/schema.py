@@ -153,7 +153,11 @@ class GenerativeScoringRequest(ScoringFields):
 
 
 def _one_or_many(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise ValueError(f"must be a text or a list of texts, got {shown(value)}")
+    return value
 
 
 _Many = Annotated[

@@ -6,6 +6,10 @@ from typing import Annotated, Any
 
 import pytest
 
+from server.endpoints.decisions.schema import DecisionsRequest
+from server.endpoints.messages.schema import MessagesRequest
+from server.endpoints.responses.schema import ResponsesRequest
+from server.endpoints.scoring.schema import ScoreRequest
 from server.errors import ApiError
 from server.schema.base import BodyModel, validate
 from server.schema.fields import (
@@ -113,3 +117,23 @@ def test_stream_options() -> None:
     made = read(options={"include_usage": True, "include_obfuscation": False}).options
     assert made == StreamOptions(include_usage=True)
     assert "unknown field 'options.x'" in refused(options={"x": 1})
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "rule"),
+    [
+        (ResponsesRequest, {"input": 5}, "input must be a text or a list of items"),
+        (
+            ResponsesRequest,
+            {"input": [{"role": "user", "content": 5}]},
+            "input[0].content must be a text or a list of parts",
+        ),
+        (MessagesRequest, {"system": 5}, "system must be a text or a list of blocks"),
+        (DecisionsRequest, {"input": 5}, "input must be a text or a list of items"),
+        (ScoreRequest, {"text_1": 5}, "text_1 must be a text or a list of texts"),
+    ],
+)
+def test_what_may_be_a_text_says_so(kind: type[BodyModel], body: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        validate(kind, body)
+    assert f"{rule}, got 5" in caught.value.message
