@@ -98,7 +98,8 @@ async def test_4096_choices_and_a_client_that_hangs_up(name: str, at_once: bool)
             await attack
         assert min(longest) - alone < LONGER_S * slowness()
         assert site.context.admission.num_in_flight == 0
-        assert [handle for handle, _ in engine.aborted] == engine.waiting, "one abort a request"
+        aborted = sorted(handle for handle, _ in engine.aborted)
+        assert aborted == sorted(engine.waiting), "one abort a request, in any order"
 
 
 SAID = b'"max_tokens":1,"messages":[{"role":"user","content":"a"}]'
