@@ -66,11 +66,12 @@ class RankWeights:
         is_of_model = all(map(model.passes_over, draft))
         joint = {**draft, **model} if is_of_model else model
         self._updated = {"model": NamedWeights(joint, model.passes_over), "draft": draft}
-        self._own_of_drafter = draft.keys() - model.keys() if is_of_model else draft.keys()
+        self._drafter_in = {"model": draft.keys() if is_of_model else set(), "draft": draft.keys()}
         self._device, self._exchange = device, exchange
         self._groups = WeightGroups(device, exchange)
         self._update: WeightUpdate | None = None
         self._takes_parts = False
+        self._target: WeightTarget = "model"
         self._lacking = LackingWeights(NamedWeights())
 
     def run(self, command: AnyWeightCommand) -> WeightReply:
@@ -121,7 +122,7 @@ class RankWeights:
             raise WeightUpdateError("there is no drafter with weights", "unknown_weight")
         named = self._updated[command.target]
         self._update = WeightUpdate(NameMap(named), self._device, check=command.check)
-        self._takes_parts = command.takes_parts
+        self._takes_parts, self._target = command.takes_parts, command.target
 
     def _begun(self) -> WeightUpdate:
         if self._update is None:
@@ -160,13 +161,14 @@ class RankWeights:
             self._agreed(partial(self._write, update))
         except WeightUpdateError as error:
             raise RunnerLostError(f"weights were written in part: {error}") from error
-        self._lacking.note_written(update.written)
+        if self._target == "model":  # a drafter's may have the same names
+            self._lacking.note_written(update.written)
         report = UpdateReport(
             num_tensors=update.num_tensors,
             num_weights=len(update.written),
             num_lacking=len(self._lacking),
             num_bytes=update.num_bytes,
-            has_draft=not self._own_of_drafter.isdisjoint(update.written),
+            has_draft=not self._drafter_in[self._target].isdisjoint(update.written),
             seconds=update.seconds + time.perf_counter() - start,
         )
         del update

@@ -13,6 +13,7 @@ from engine.contracts.weights import (
     ReceiveTensors,
     TensorBytes,
     UpdateReport,
+    WeightTarget,
 )
 from engine.weights.commands import RankWeights
 from sampling.device.ranks import LoneRank, RankExchange
@@ -43,8 +44,13 @@ def given(tensors: Tensors) -> ReceiveTensors:
     )
 
 
-def update(room: RankWeights, *received: ReceiveTensors, check: bool = False) -> UpdateReport:
-    room.run(BeginUpdate(check=check))
+def update(
+    room: RankWeights,
+    *received: ReceiveTensors,
+    check: bool = False,
+    target: WeightTarget = "model",
+) -> UpdateReport:
+    room.run(BeginUpdate(check=check, target=target))
     for command in received:
         room.run(command)
     report = room.run(FinishUpdate())

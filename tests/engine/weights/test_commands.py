@@ -32,7 +32,8 @@ from engine.contracts.weights import (
     WeightValues,
 )
 from engine.models.loader import load_model
-from sampling.device.ranks import RankExchange
+from engine.weights.commands import RankWeights
+from sampling.device.ranks import LoneRank, RankExchange
 from tests.engine.models.families.shard_models import MODELS as DIVIDED
 from tests.engine.models.rewriting import (
     assert_holds,
@@ -255,6 +256,20 @@ def test_weights_that_were_let_go_are_lacking_until_each_is_written(models: Mode
         assert update(models.room, given(first)).num_lacking == len(others)
     assert update(models.room, given(others)).num_lacking == 0
     models.assert_new()
+
+
+def test_names_that_a_drafter_shares_with_the_model_are_told_apart(models: Models) -> None:
+    """EAGLE-3 heads have a `lm_head.weight`, and draft models may have all names of the target."""
+    draft = load(models.folder / "old")
+    room = RankWeights(models.model.named_weights(), draft.named_weights(), CPU, LoneRank())
+    assert not update(room, given(models.new)).has_draft
+    models.assert_new()
+    room.run(LetWeightsGo())
+    report = update(room, given(models.new), target="draft")
+    assert report.has_draft
+    assert report.num_lacking == len(models.new), "the model's were not written"
+    assert torch.equal(text_logits(draft), models.wanted)
+    assert update(room, given(models.new)).num_lacking == 0
 
 
 def test_a_write_that_fails_midway_ends_the_engine(models: Models) -> None:
