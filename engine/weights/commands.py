@@ -92,11 +92,10 @@ class RankWeights:
             case FinishUpdate():
                 return self._finish(command)
             case AbandonUpdate():
-                self._update = None
-                self._release()
+                self._drop()
             case InitGroup():
                 if command.forms_as == "vllm":
-                    self._update = None  # of a trainer that is gone
+                    self._drop()  # of a trainer that is gone
                 self._agreed(lambda: self._groups.form(command))
             case EndGroup():
                 self._agreed(lambda: self._groups.end(command.name))
@@ -139,7 +138,7 @@ class RankWeights:
         try:
             self._agreed(lambda: self._begun().add(tensors))
         except WeightUpdateError:
-            self._update = None
+            self._drop()
             tensors.pass_over()
             self._release()
             raise
@@ -153,9 +152,12 @@ class RankWeights:
         if command.of_parts != self._takes_parts:
             words = "the update in progress is of another kind: finish it as it was begun"
             raise WeightUpdateError(words, "no_update")
-        self._update = None
-        held = update.read_tied(lambda weight: self._read_as(weight, lambda whole: whole))
-        self._agreed(partial(update.check_received, held))
+        try:
+            held = update.read_tied(lambda weight: self._read_as(weight, lambda whole: whole))
+            self._agreed(partial(update.check_received, held))
+        except WeightUpdateError:
+            self._drop()
+            raise
         start = time.perf_counter()
         try:
             self._agreed(partial(self._write, update))
@@ -171,8 +173,7 @@ class RankWeights:
             has_draft=not self._drafter_in[self._target].isdisjoint(update.written),
             seconds=update.seconds + time.perf_counter() - start,
         )
-        del update
-        self._release()
+        self._drop()
         return report
 
     @torch.no_grad()
@@ -182,8 +183,18 @@ class RankWeights:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    def _drop(self) -> None:
+        """End the update, if any, and give back the memory of its tensors.
+
+        The frames of a refusal may hold the update itself until garbage is looked for.
+        """
+        if self._update is not None:
+            self._update.drop()
+        self._update = None
+        self._release()
+
     def _release(self) -> None:
-        """Give back the memory of tensors that were kept: a trainer may be on the same GPU."""
+        """Give memory back that torch keeps for later: a trainer may be on the same GPU."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

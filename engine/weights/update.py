@@ -141,6 +141,11 @@ class WeightUpdate:
             for weight, staged in self._staged.items()
         }
 
+    def drop(self) -> None:
+        """Let go of all that was received."""
+        for kept in (self._staged, self._tied, self._checks):
+            kept.clear()
+
     def write(self) -> None:
         """Write all that was received; what raises here leaves weights of both."""
         units: dict[WeightUnit, list[NamedWeight]] = {}
