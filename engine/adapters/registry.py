@@ -195,6 +195,7 @@ class AdapterRegistry:
             waiting, version.waiting = version.waiting, []
             for start in waiting:
                 start(error)
+            self._forget_unnamed(version)  # whoever waited may have ended meanwhile
             self._drop_unused()
 
     def _read(self, version: AdapterVersion, done: Ready) -> None:

@@ -270,6 +270,23 @@ def test_what_was_given_is_kept_beyond_the_limit() -> None:
     assert not adapters.reader.held
 
 
+def test_an_adapter_that_nobody_waits_for_any_longer_is_let_go_of_once_it_was_read() -> None:
+    """Its name went, and who asked for it ended, while it was read again."""
+    adapters = Adapters(max_cpu_loras=1)
+    registry = adapters.registry
+    adapters.load("x", "a")
+    adapters.load("y", "b")
+    version = adapters.take("x")
+    assert not version.is_there
+    registry.await_read(version, lambda error: None)
+    registry.unload("x")
+    registry.leave(version)
+    adapters.settle()
+    registry.check(is_idle=True)
+    assert adapters.take("y").is_there, "it kept its place on the host"
+    assert len(adapters.reader.held) == 1
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_a_thousand_changes_leak_nothing(seed: int) -> None:
     """Names, users, rows and readings come and go in any order."""
@@ -281,7 +298,7 @@ def test_a_thousand_changes_leak_nothing(seed: int) -> None:
     )
     for _ in range(1000):
         name = rng.choice("vwxyz")
-        match rng.randrange(6):
+        match rng.randrange(7):
             case 0:
                 source = AdapterSource(rng.choice("abc"))
                 registry.load(name, source, replaces=True, done=adapters.ends.append)
@@ -305,6 +322,8 @@ def test_a_thousand_changes_leak_nothing(seed: int) -> None:
             case 5:
                 adapters.settle()
                 registry.take_loads()
+            case 6 if users:
+                registry.leave(users.pop(rng.randrange(len(users))))
         registry.check(is_idle=False)
     adapters.settle()
     for version, slot in rows:
