@@ -602,6 +602,21 @@ def test_a_pause_outlasts_a_sleep(when: str) -> None:
     assert loop.inbox.tokens[1, 0] == reference([5, 6, 7], 8, (), 0)
 
 
+@pytest.mark.parametrize("refuses", [False, True])
+def test_a_pause_that_outlasts_a_sleep_refuses_what_it_did(refuses: bool) -> None:
+    """While the engine sleeps, the sleep says what becomes of requests that come."""
+    loop = Loop()
+    loop.send(Pause(mode="keep", refuses=refuses))
+    loop.send(Pause(for_sleep=True, refuses=not refuses))
+    loop.send(Sleep())
+    assert loop.last().state.refuses != refuses
+    loop.send(WakeUp(parts=("weights",)))
+    assert loop.last().state.refuses != refuses
+    loop.send(WakeUp())
+    state = loop.last().state
+    assert (state.is_paused, state.refuses) == (True, refuses)
+
+
 @pytest.mark.parametrize("for_sleep", [False, True])
 def test_a_resume_while_the_engine_sleeps_holds_from_its_waking(for_sleep: bool) -> None:
     """Some trainers resume before they have the cache's memory taken again."""
