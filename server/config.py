@@ -120,6 +120,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         max_log_len: characters of the prompt in that line.
         defaults: values of sampling fields that a request leaves out.
         weight_updates: routes by which trainers steer the engine are served.
+        sleep_mode: the engine's memory can be given back.
         enable_lora: adapters can be loaded, and are models by their names.
         lora_root: the folder that they must be in; None for any.
         page: `/` shows the page.
@@ -171,6 +172,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_log_len: int | None = None
     defaults: SamplingDefaults = SamplingDefaults()
     weight_updates: bool = False
+    sleep_mode: bool = False
     enable_lora: bool = False
     lora_root: str | None = None
     page: bool = True

@@ -24,6 +24,7 @@ DrafterState = Literal["none", "current", "stale", "off"]
 
 MEMORY_PARTS: tuple[MemoryPart, ...] = ("weights", "kv_cache")
 """What sleep gives back, in the order in which it is taken again."""
+NO_SLEEP = "this server's memory cannot be given back: start it with --enable-sleep-mode"
 
 
 class EngineState(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from engine.contracts.control import MemoryPart
+from engine.contracts.control import NO_SLEEP, MemoryPart
 from engine.errors import ControlError
 
 _DONT_NEED = 4
@@ -74,10 +74,7 @@ class FixedMemory:
         pass
 
     def copy(self, part: MemoryPart, *, keep: bool) -> None:
-        raise ControlError(
-            "this server's memory cannot be given back: start it with --enable-sleep-mode",
-            "no_sleep",
-        )
+        raise ControlError(NO_SLEEP, "no_sleep")
 
     def drop_copy(self, part: MemoryPart) -> None:
         """There is none."""

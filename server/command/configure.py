@@ -151,6 +151,7 @@ def server_config(settings: Settings, config: EngineConfig) -> ServerConfig:
         max_log_len=settings.max_log_len,
         defaults=_sampling_defaults(settings, model),
         weight_updates=settings.enable_weight_updates,
+        sleep_mode=settings.enable_sleep_mode,
         enable_lora=settings.enable_lora,
         lora_root=settings.lora_root,
         page=settings.page,

@@ -205,7 +205,7 @@ async def site() -> AsyncIterator[Site]:
 @pytest.fixture
 async def steered() -> AsyncIterator[Site]:
     """In process, whose weights may be changed."""
-    async with in_process(weight_updates=True) as made:
+    async with in_process(weight_updates=True, sleep_mode=True) as made:
         yield made
 
 

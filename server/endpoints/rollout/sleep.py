@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.contracts.control import MEMORY_PARTS, MemoryPart, Pause, Sleep, WakeUp
+from engine.contracts.control import MEMORY_PARTS, NO_SLEEP, MemoryPart, Pause, Sleep, WakeUp
 from server.context import context_of
 from server.endpoints.engine_commands import steer
 from server.endpoints.plain import PlainRoute
@@ -26,6 +26,8 @@ KEPT, LET_GO = 1, 2
 async def sleep(request: Request) -> Response:
     """Pause, and give back the memory of weights and cache until `/wake_up`."""
     query, context = read_query(SleepQuery, request.query_params), context_of(request)
+    if query.level and not context.config.sleep_mode:  # before its pause ends requests
+        raise ApiError(400, NO_SLEEP, code="no_sleep")
     refuses = query.new_requests != "queue"
     pause = Pause(mode=query.mode, refuses=refuses, for_sleep=True)
     state = (await steer(pause, context)).state

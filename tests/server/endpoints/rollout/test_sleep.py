@@ -8,7 +8,7 @@ import pytest
 
 from engine.contracts.control import EngineState, Pause, Sleep, WakeUp
 from engine.errors import ControlError
-from tests.server.conftest import Site, error_of
+from tests.server.conftest import Site, error_of, in_process
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,21 @@ async def test_a_sleep_that_is_refused_ends_its_pause(
 
     async def refuses_to_sleep(command: Any) -> Any:
         if isinstance(command, Sleep):
-            raise ControlError("start it with --enable-sleep-mode", "no_sleep")
+            raise ControlError("the host has no room", "no_memory")
         return await control(command)
 
     monkeypatch.setattr(steered.engine, "control", refuses_to_sleep)
     reply = await steered.client.post("/sleep")
-    assert (reply.status_code, error_of(reply)["code"]) == (400, "no_sleep")
+    assert (reply.status_code, error_of(reply)["code"]) == (503, "no_memory")
     assert steered.engine.commands == [Pause(for_sleep=True), WakeUp(parts=())]
+
+
+async def test_a_server_that_cannot_sleep_ends_no_requests_for_it() -> None:
+    async with in_process(weight_updates=True) as site:
+        reply = await site.client.post("/sleep")
+        assert (reply.status_code, error_of(reply)["code"]) == (400, "no_sleep")
+        assert not site.engine.commands
+        assert (await site.client.post("/sleep?level=0")).json()["level"] == 0
 
 
 async def test_a_server_that_has_no_room_to_wake_up_may_be_asked_again(steered: Site) -> None:
