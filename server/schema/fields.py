@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -71,12 +72,21 @@ RequestId = Annotated[
 ]
 
 
-def _one_or_many(value: Any) -> Any:
+def as_list(value: Any, rule: str, item_of: Callable[[str], Any] = str) -> list[Any]:
+    """A list as it is, or the one item that a text is short for.
+
+    Raises:
+        ValueError: it is neither; the message begins with the rule.
+    """
     if isinstance(value, str):
-        return [value]
+        return [item_of(value)]
     if not isinstance(value, list):
-        raise ValueError(f"must be a string or a list of strings, got {shown(value)}")
+        raise ValueError(f"must be {rule}, got {shown(value)}")
     return value
+
+
+def _one_or_many(value: Any) -> list[Any]:
+    return as_list(value, "a string or a list of strings")
 
 
 def list_or(other: Any, listed: Any) -> WrapValidator:

@@ -16,7 +16,7 @@ from server.endpoints.decisions.question import (
     Labels,
 )
 from server.schema.base import BodyModel, FieldNames, InnerModel, TypedModel, is_deeper, shown
-from server.schema.fields import Accepted, ModelName, Priority, RequestId, Seed
+from server.schema.fields import Accepted, ModelName, Priority, RequestId, Seed, as_list
 
 MAX_ITEMS = MAX_PARTS = 8192
 MAX_JSON_DEPTH = 32
@@ -76,16 +76,14 @@ class DecisionPart(TypedModel):
         return self.text or self.refusal or ""
 
 
-def _parts(value: Any) -> Any:
+def _parts(value: Any) -> list[Any]:
     """Read a text as one part; images are refused by name."""
-    if isinstance(value, str):
-        return [{"type": "input_text", "text": value}]
-    if not isinstance(value, list):
-        raise ValueError(f"must be a text or a list of parts, got {shown(value)}")
-    for part in value[:MAX_PARTS]:
+    rule = "a text or a list of parts"
+    parts = as_list(value, rule, lambda text: {"type": "input_text", "text": text})
+    for part in parts[:MAX_PARTS]:
         if isinstance(part, dict) and part.get("type") == IMAGE:
             raise ValueError("holds an image: only text and JSON are served here")
-    return value
+    return parts
 
 
 Parts = Annotated[
@@ -126,12 +124,9 @@ class DecisionItem(TypedModel):
     status: Status | None = None
 
 
-def _as_items(value: Any) -> Any:
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    if not isinstance(value, list):
-        raise ValueError(f"must be a text or a list of items, got {shown(value)}")
-    return value
+def _as_items(value: Any) -> list[Any]:
+    rule = "a text or a list of items"
+    return as_list(value, rule, lambda text: {"role": "user", "content": text})
 
 
 Items = Annotated[

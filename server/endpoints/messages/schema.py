@@ -8,14 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from server.errors import ClientNames
-from server.schema.base import (
-    BodyModel,
-    FieldNames,
-    InnerModel,
-    ReplayedModel,
-    TypedModel,
-    shown,
-)
+from server.schema.base import BodyModel, FieldNames, InnerModel, ReplayedModel, TypedModel
 from server.schema.fields import (
     MAX_STOP_STRINGS,
     Accepted,
@@ -26,6 +19,7 @@ from server.schema.fields import (
     RequestId,
     Seed,
     StopString,
+    as_list,
 )
 from server.schema.structured import JsonSchema
 from server.schema.tools import MAX_TOOLS, Parameters, ToolName, distinct, of_type
@@ -35,12 +29,9 @@ MAX_TURNS = MAX_BLOCKS = 8192
 _CACHE = frozenset(("cache_control",))
 
 
-def _as_blocks(value: Any) -> Any:
-    if isinstance(value, str):
-        return [{"type": "text", "text": value}]
-    if not isinstance(value, list):
-        raise ValueError(f"must be a text or a list of blocks, got {shown(value)}")
-    return value
+def _as_blocks(value: Any) -> list[Any]:
+    rule = "a text or a list of blocks"
+    return as_list(value, rule, lambda text: {"type": "text", "text": text})
 
 
 class TextBlock(TypedModel):

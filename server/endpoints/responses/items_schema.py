@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from server.schema.base import FieldNames, TypedModel, shown
-from server.schema.fields import Accepted, NotYet
+from server.schema.base import FieldNames, TypedModel
+from server.schema.fields import Accepted, NotYet, as_list
 
 MAX_ITEMS = 8192
 MAX_ID_CHARS = 512
@@ -41,12 +41,9 @@ class ItemPart(TypedModel):
     prompt_cache_breakpoint: Accepted = None
 
 
-def _as_parts(value: Any) -> Any:
-    if isinstance(value, str):
-        return [{"type": "input_text", "text": value}]
-    if not isinstance(value, list):
-        raise ValueError(f"must be a text or a list of parts, got {shown(value)}")
-    return value
+def _as_parts(value: Any) -> list[Any]:
+    rule = "a text or a list of parts"
+    return as_list(value, rule, lambda text: {"type": "input_text", "text": text})
 
 
 Parts = Annotated[
@@ -110,12 +107,10 @@ class InputItem(TypedModel):
     namespace: NotYet = None
 
 
-def _as_items(value: Any) -> Any:
-    if isinstance(value, str):
-        return [{"role": "user", "content": value}]
-    if not isinstance(value, list):
-        raise ValueError(f"must be a text or a list of items, got {shown(value)}")
-    return [_as_reference(item) for item in value]
+def _as_items(value: Any) -> list[Any]:
+    rule = "a text or a list of items"
+    items = as_list(value, rule, lambda text: {"role": "user", "content": text})
+    return [_as_reference(item) for item in items]
 
 
 def _as_reference(item: Any) -> Any:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, Field, PlainValidator, model_va
 from engine.arrays import Int32Array
 from sampling.params import MAX_LOGPROB_TOKEN_IDS
 from server.schema.base import BodyModel, shown
-from server.schema.fields import Accepted, ModelName, PackedFormat, Priority, RequestId
+from server.schema.fields import Accepted, ModelName, PackedFormat, Priority, RequestId, as_list
 from server.schema.ids import IdLists, TokenId, good_ids, id_array
 from server.schema.replies import PackedArray
 
@@ -152,12 +152,8 @@ class GenerativeScoringRequest(ScoringFields):
     """Score the first label of each item, with softmax over the labels by default, as vLLM does."""
 
 
-def _one_or_many(value: Any) -> Any:
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list):
-        raise ValueError(f"must be a text or a list of texts, got {shown(value)}")
-    return value
+def _one_or_many(value: Any) -> list[Any]:
+    return as_list(value, "a text or a list of texts")
 
 
 _Many = Annotated[
