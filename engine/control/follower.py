@@ -64,7 +64,7 @@ class CommandFollower:
         self._engine = engine
         self._begun = BeginUpdate()
         self._sent_version: str | None = None
-        self._outlasts_sleep, self._pause_refuses = True, False
+        self._own_pause: Pause | None = None  # that a sleep does not end
         self._largest_version: int | None = None
         self.state = EngineState(
             adapters=engine.adapters.named if engine.adapters else (),
@@ -78,10 +78,10 @@ class CommandFollower:
 
     def enter_pause(self, command: Pause) -> None:
         """Note a pause that begins; one before or after a sleep outlasts it, as it was."""
-        is_paused = self.state.is_paused
-        self._outlasts_sleep = not command.for_sleep or (is_paused and self._outlasts_sleep)
         if not command.for_sleep:
-            self._pause_refuses = command.refuses
+            self._own_pause = command
+        elif not self.state.is_paused:
+            self._own_pause = None
         self.change(is_paused=True, refuses=command.refuses)
 
     def follow(self, command: AnyCommand) -> Followed:
@@ -145,9 +145,10 @@ class CommandFollower:
         parts = [part for part in state.asleep if part in command.parts]
         self._engine.take_again(parts)
         asleep = tuple(part for part in state.asleep if part not in parts)
-        is_paused = state.is_paused and (self._outlasts_sleep or bool(asleep))
-        refuses = self._pause_refuses if is_paused and not asleep else state.refuses
-        self.change(asleep=asleep, is_paused=is_paused, refuses=refuses)
+        pause, changes = self._own_pause, {}
+        if not asleep and state.is_paused:
+            changes = {"refuses": pause.refuses} if pause else {"is_paused": False}
+        self.change(asleep=asleep, **changes)
 
     # -- weights ----------------------------------------------------------------------------
 
