@@ -70,8 +70,7 @@ class RankWeights:
         self._device, self._exchange = device, exchange
         self._groups = WeightGroups(device, exchange)
         self._update: WeightUpdate | None = None
-        self._takes_parts = False
-        self._target: WeightTarget = "model"
+        self._begin_command = BeginUpdate()  # of the update, or of the last one
         self._lacking = LackingWeights(NamedWeights())
 
     def run(self, command: AnyWeightCommand) -> WeightReply:
@@ -121,7 +120,7 @@ class RankWeights:
             raise WeightUpdateError("there is no drafter with weights", "unknown_weight")
         named = self._updated[command.target]
         self._update = WeightUpdate(NameMap(named), self._device, check=command.check)
-        self._takes_parts, self._target = command.takes_parts, command.target
+        self._begin_command = command
 
     def _begun(self) -> WeightUpdate:
         if self._update is None:
@@ -131,7 +130,7 @@ class RankWeights:
     def _receive(self, command: ReceiveTensors) -> None:
         start = time.perf_counter()
         tensors = self._incoming(command.source)
-        if command.is_part and self._update is not None and not self._takes_parts:
+        if command.is_part and self._update is not None and not self._begin_command.takes_parts:
             tensors.pass_over()
             words = "an update in the middle of another: finish that first"
             raise WeightUpdateError(words, "update_in_progress")
@@ -149,7 +148,7 @@ class RankWeights:
 
     def _finish(self, command: FinishUpdate) -> UpdateReport:
         update = agreed(self._begun, self._exchange)
-        if command.of_parts != self._takes_parts:
+        if command.of_parts != self._begin_command.takes_parts:
             words = "the update in progress is of another kind: finish it as it was begun"
             raise WeightUpdateError(words, "no_update")
         try:
@@ -158,19 +157,19 @@ class RankWeights:
         except WeightUpdateError:
             self._drop()
             raise
-        start = time.perf_counter()
+        start, target = time.perf_counter(), self._begin_command.target
         try:
             self._agreed(partial(self._write, update))
         except WeightUpdateError as error:
             raise RunnerLostError(f"weights were written in part: {error}") from error
-        if self._target == "model":  # a drafter's may have the same names
+        if target == "model":  # a drafter's may have the same names
             self._lacking.note_written(update.written)
         report = UpdateReport(
             num_tensors=update.num_tensors,
             num_weights=len(update.written),
             num_lacking=len(self._lacking),
             num_bytes=update.num_bytes,
-            has_draft=not self._drafter_in[self._target].isdisjoint(update.written),
+            has_draft=not self._drafter_in[target].isdisjoint(update.written),
             seconds=update.seconds + time.perf_counter() - start,
         )
         self._drop()

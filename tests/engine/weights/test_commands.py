@@ -258,7 +258,7 @@ def test_weights_that_were_let_go_are_lacking_until_each_is_written(models: Mode
     models.assert_new()
 
 
-def test_names_that_a_drafter_shares_with_the_model_are_told_apart(models: Models) -> None:
+def test_names_that_a_drafter_shares_with_the_model_are_kept_apart(models: Models) -> None:
     """EAGLE-3 heads have a `lm_head.weight`, and draft models may have all names of the target."""
     draft = load(models.folder / "old")
     room = RankWeights(models.model.named_weights(), draft.named_weights(), CPU, LoneRank())
